@@ -1,0 +1,1 @@
+"""The embedded broker: real Apache Kafka on this machine, from packages alone."""

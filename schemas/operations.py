@@ -1,0 +1,82 @@
+"""fleet.alerts, fleet.dead and the internal records: claims and rollups."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from schemas.base import Count, EpochMs, Event, Name, Record, Row, Sentence
+
+CLAIM_KEY = "__claim__"
+"""The record key of claim records; no row has it, since ids hold no double underscores at both ends."""
+
+
+class AlertRow(Row):
+    """Something a person should look at."""
+
+    schema_name: ClassVar[str] = "alert"
+
+    alert_id: Name
+    severity: Literal["info", "warning", "critical"]
+    state: Literal["firing", "resolved"]
+    since_ms: EpochMs
+    subject: Name
+    summary: Sentence
+
+    def key(self) -> str:
+        return self.alert_id
+
+
+class DeadLetter(Event):
+    """A record that could not be used: where it was, why, and a digest; never its content."""
+
+    schema_name: ClassVar[str] = "dead"
+
+    origin_topic: Name
+    origin_partition: Annotated[int, Field(ge=0)]
+    origin_offset: Annotated[int, Field(ge=0)]
+    at_ms: EpochMs
+    component: Name = Field(description="Who refused it.")
+    kind: Literal["unparseable", "unknown_schema", "impossible_value", "wrong_clock"]
+    reason: Sentence
+    schema_header: Annotated[str, Field(max_length=200)] | None = None
+    size_bytes: Count
+    sha256: Annotated[str, Field(min_length=64, max_length=64)]
+
+
+class Claim(Event):
+    """The owner of a partition takes it over; this record's offset is the epoch of the rows that follow."""
+
+    schema_name: ClassVar[str] = "claim"
+
+    owner: Name
+    at_ms: EpochMs
+
+
+class Partial(Record):
+    """What one interval of one source partition adds to one key (stage one of exact combining)."""
+
+    key: Annotated[str, Field(min_length=1, max_length=700)]
+    delta: dict[str, Any] = Field(description="Encoded by minds.capacity; opaque to the transport.")
+
+
+class Segment(Record):
+    """One source partition's interval ``[base, upto)`` of offsets, re-cut only by a higher generation."""
+
+    source: Name = Field(description="topic:partition")
+    generation: Annotated[int, Field(ge=0, le=2**53)]
+    base: Annotated[int, Field(ge=0, le=2**53)]
+    upto: Annotated[int, Field(ge=0, le=2**53)]
+    first_event_at_ms: EpochMs | None = None
+    partials: list[Partial]
+
+
+class Rollup(Event):
+    """One flush of a combiner for one partition of pools."""
+
+    schema_name: ClassVar[str] = "rollup"
+
+    combiner: Name
+    at_ms: EpochMs
+    segments: list[Segment]

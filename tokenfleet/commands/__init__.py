@@ -1,0 +1,1 @@
+"""One module per `tokenfleet` command; each exposes `register(app)`."""
