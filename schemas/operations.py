@@ -42,7 +42,7 @@ class DeadLetter(Event):
     reason: Sentence
     schema_header: Annotated[str, Field(max_length=200)] | None = None
     size_bytes: Count
-    sha256: Annotated[str, Field(min_length=64, max_length=64)]
+    sha256: Annotated[str, Field(min_length=64, max_length=64, pattern=r"^[0-9a-f]+$")]
 
 
 class Claim(Event):

@@ -110,9 +110,9 @@ def _container() -> Iterator[str]:
     from testcontainers.core.container import DockerContainer
 
     port = free_port()
-    container = DockerContainer(f"apache/kafka:{KAFKA_VERSION}").with_kwargs(
-        ports={f"{CONTAINER_BROKER_PORT}/tcp": (LOOPBACK, port)}
-    )
+    container = DockerContainer(f"apache/kafka:{KAFKA_VERSION}")
+    # Not `with_bind_ports`: it would publish the port on every interface of this machine.
+    container.ports[f"{CONTAINER_BROKER_PORT}/tcp"] = (LOOPBACK, port)
     for name, value in container_environment(port).items():
         container.with_env(name, value)
     with container:

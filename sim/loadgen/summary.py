@@ -64,7 +64,7 @@ class RegionFigures:
 
 @dataclass(frozen=True, slots=True)
 class LoadSummary:
-    """All figures of a run. `lag_ms`: how late the generator started intents: its own fault, no one else's."""
+    """All figures of a run. `lag_ms`: how late the generator started intents, which is its own fault."""
 
     duration_s: float | None
     total: ClassFigures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -38,7 +39,7 @@ def test_a_turn_extends_the_one_before_it() -> None:
     for session, turns in sessions.items():
         assert [turn.turn for turn in turns] == list(range(len(turns)))
         assert len({turn.tenant for turn in turns}) == 1
-        for before, after in zip(turns, turns[1:], strict=False):
+        for before, after in pairwise(turns):
             assert after.input_tokens >= before.input_tokens
             assert after.prefix_blocks[: len(before.prefix_blocks)] == before.prefix_blocks
         for turn in turns:

@@ -160,9 +160,10 @@ def test_no_content_crashes_the_reader(tmp_path_factory: pytest.TempPathFactory,
         path.write_bytes(prefix + content)
         try:
             trace = load_trace(path, skip_broken=True)
-        except TraceError as error:
-            assert str(path) in str(error)
+        except TraceError:
+            continue
         else:
+            assert trace.report.rows == len(trace.requests) > 0
             assert all(request.input_tokens >= 1 and request.output_tokens >= 1 for request in trace.requests)
 
 

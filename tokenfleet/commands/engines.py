@@ -142,11 +142,12 @@ async def _serve(specs: list[InstanceSpec], endpoints: Path | None, *, admin: bo
 
 
 def _print_table(console: Console, instances: list[EmulatedInstance]) -> None:
+    from rich import box
     from rich.table import Table
 
-    table = Table(title=f"{len(instances)} emulated engines; Ctrl-C stops them")
+    table = Table(title=f"{len(instances)} emulated engines; Ctrl-C stops them", box=box.SIMPLE_HEAD)
     for heading in ("instance", "region", "pool", "params", "KV tokens", "speed", "URL"):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("instance", "URL"))
+        table.add_column(heading, overflow="fold")
     for instance in instances:
         spec = instance.spec
         table.add_row(

@@ -1,0 +1,179 @@
+"""Folds: from events to a delta a key, from deltas to totals. Exact, and blind to order.
+
+Keys name what a partial is about and which pool's partition it goes to:
+``i|pool|instance`` (telemetry, once for each pool it lists; outcomes that name an instance) and
+``r|region|pool`` (outcomes that never reached an instance: shed ones).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from minds.capacity.registers import Ranks, forget_old_samples, join_ranks, register_of
+from minds.merge import Merged, Partial
+from minds.windows import LATE_AFTER_MS, Rings, Slots, add_slots, count_outcome, forget_old
+
+
+class Key(NamedTuple):
+    """A parsed key. ``name`` is the instance, or the region where ``kind`` is ``r``."""
+
+    kind: Literal["i", "r"]
+    pool: str
+    name: str
+
+
+def instance_key(pool: str, instance: str) -> str:
+    """The key of one instance's figures for one pool."""
+    return f"i|{pool}|{instance}"
+
+
+def region_key(region: str, pool: str) -> str:
+    """The key of a region's outcomes without an instance."""
+    return f"r|{region}|{pool}"
+
+
+def parse_key(key: str) -> Key:
+    """The parts of a key; ValueError for anything else."""
+    parts = key.split("|")
+    if len(parts) == 3 and parts[0] == "i":
+        return Key("i", parts[1], parts[2])
+    if len(parts) == 3 and parts[0] == "r":
+        return Key("r", parts[2], parts[1])
+    raise ValueError(
+        f"{key!r} is not a key of the capacity table; it takes i|pool|instance or r|region|pool."
+    )
+
+
+class Delta(msgspec.Struct, omit_defaults=True):
+    """What one interval of one source partition adds to a key."""
+
+    mark_ms: int
+    """The highest record time stamp of the interval."""
+    seen: tuple[int, str] = (0, "")
+    """The newest outcome's time and region: where an instance was that is no longer registered."""
+    cells: dict[str, Slots] = {}
+    """Boot of the instance ("" where unknown) to fine slots."""
+    ranks: Ranks = {}
+    late: int = 0
+
+
+class Total(msgspec.Struct, omit_defaults=True):
+    """All that is kept of a key."""
+
+    mark_ms: int = 0
+    seen: tuple[int, str] = (0, "")
+    rings: dict[str, Rings] = {}
+    ranks: Ranks = {}
+    late: int = 0
+
+
+State = Merged[Delta, Total]
+
+
+def new_state() -> State:
+    """The state of a key that was never seen."""
+    return Merged(closed=Total())
+
+
+def fold_outcome(deltas: dict[str, Delta], outcome: Any, record_ms: int) -> None:
+    """Add one outcome to the delta of its key. ``record_ms`` is the time stamp of its Kafka record."""
+    region = outcome.region or outcome.entry_region
+    if outcome.instance is not None:
+        delta = _delta(deltas, instance_key(outcome.pool, outcome.instance), record_ms)
+    else:
+        delta = _delta(deltas, region_key(region, outcome.pool), record_ms)
+    if record_ms - outcome.at_ms > LATE_AFTER_MS:
+        delta.late += 1
+        return
+    delta.seen = max(delta.seen, (outcome.at_ms, region))
+    count_outcome(delta.cells.setdefault(outcome.instance_boot or "", {}), outcome)
+
+
+def fold_telemetry(deltas: dict[str, Delta], telemetry: Any, record_ms: int) -> None:
+    """Join one telemetry event into the delta of its instance for each pool that it lists."""
+    register = register_of(telemetry)
+    for pool in dict.fromkeys(telemetry.pools):
+        delta = _delta(deltas, instance_key(pool, telemetry.instance), record_ms)
+        join_ranks(delta.ranks, {telemetry.rank: register})
+
+
+def _delta(deltas: dict[str, Delta], key: str, record_ms: int) -> Delta:
+    delta = deltas.get(key)
+    if delta is None:
+        delta = deltas[key] = Delta(record_ms)
+    elif record_ms > delta.mark_ms:
+        delta.mark_ms = record_ms
+    return delta
+
+
+def add(total: Total, delta: Delta) -> None:
+    """Add a delta to a total in place (the ``add`` of minds.merge)."""
+    total.mark_ms = max(total.mark_ms, delta.mark_ms)
+    total.seen = max(total.seen, delta.seen)
+    total.late += delta.late
+    for boot, slots in delta.cells.items():
+        add_slots(total.rings.setdefault(boot, Rings()), slots)
+    join_ranks(total.ranks, delta.ranks)
+    _forget(total)
+
+
+def _forget(total: Total) -> None:
+    forget_old_samples(total.ranks, total.mark_ms)
+    for boot, rings in list(total.rings.items()):
+        forget_old(rings, total.mark_ms)
+        if not rings.fine and not rings.coarse:
+            del total.rings[boot]
+
+
+class Value(NamedTuple):
+    """A key's value now: the closed total and the open partials, looked at together."""
+
+    rings: list[tuple[str, Rings]]
+    ranks: Ranks
+    late: int
+    mark_ms: int
+    region: str | None
+    """Where its newest outcome was, or its newest telemetry; None where neither said."""
+
+
+def value_of(state: State) -> Value:
+    """Look at a key without changing it."""
+    closed = state.closed
+    rings = list(closed.rings.items())
+    ranks: Ranks = {}
+    join_ranks(ranks, closed.ranks)
+    late, mark_ms, seen = closed.late, closed.mark_ms, closed.seen
+    for held in state.open.values():
+        late += held.delta.late
+        mark_ms, seen = max(mark_ms, held.delta.mark_ms), max(seen, held.delta.seen)
+        for boot, slots in held.delta.cells.items():
+            part = Rings()
+            add_slots(part, slots)
+            rings.append((boot, part))
+        join_ranks(ranks, held.delta.ranks)
+    newest = max(ranks.values(), key=lambda r: (r.boot_started_at_ms, r.at_ms), default=None)
+    region = newest.region if newest is not None else (seen[1] or None)
+    return Value(rings, ranks, late, mark_ms, region)
+
+
+# ------------------------------------------------------------------------------------------ on the wire
+
+_STATE = msgspec.msgpack.Decoder(Merged[Delta, Total])
+
+
+def encode_state(state: State) -> bytes:
+    """A state as the changelog keeps it (msgpack)."""
+    return msgspec.msgpack.encode(state)
+
+
+def decode_state(value: bytes) -> State:
+    """The state of a changelog record; msgspec.DecodeError where it is none."""
+    return _STATE.decode(value)
+
+
+def partial_of(source: str, generation: int, base: int, upto: int, delta: dict[str, Any]) -> Partial[Delta]:
+    """A partial as read from a rollup, where a delta is plain JSON; msgspec.ValidationError if it is none."""
+    typed = msgspec.convert(delta, Delta, str_keys=True, strict=False)
+    return Partial(source, generation, base, upto, typed)

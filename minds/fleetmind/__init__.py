@@ -1,0 +1,1 @@
+"""FleetMind: which region may take a request, and which should."""

@@ -1,0 +1,1 @@
+"""SLOMax: who may enter, and when."""

@@ -1,0 +1,1 @@
+"""TokenPilot: which instance inside a pool."""

@@ -1,0 +1,182 @@
+"""A lean parser of Prometheus' text format (0.0.4) that keeps only the metrics that were asked for.
+
+Format: https://prometheus.io/docs/instrumenting/exposition_formats/. An engine's page has some 600 lines
+and is read several times a second, so lines of other metrics are skipped unparsed. A line of a wanted metric
+is read strictly: what is not exactly a sample makes *all* of that metric unusable, since nobody can say
+what the line should have been.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from schemas.base import EARLIEST_MS, LATEST_MS
+from sources.problems import Problem, ProblemKind, Unreadable
+
+MAX_BYTES = 4 * 1024 * 1024
+"""A longer text is refused whole: a real engine's is some 50 kB."""
+
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|NaN|[+-]?Inf", re.ASCII)
+_STAMP = re.compile(r"[0-9]{12,13}", re.ASCII)
+_PAIR = re.compile(
+    r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(?:(,)|$)', re.ASCII
+)
+_ESCAPE = re.compile(r"\\([\\n\"])")
+_UNESCAPED = {"\\": "\\", "n": "\n", '"': '"'}
+
+
+class Labels:
+    """The labels of a series, parsed once per distinct label text. Hashes and compares by content."""
+
+    __slots__ = ("_key", "by_name")
+
+    def __init__(self, by_name: dict[str, str]) -> None:
+        self.by_name = by_name
+        self._key = frozenset(by_name.items())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Labels) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return f"Labels({self.by_name!r})"
+
+
+class Series(NamedTuple):
+    """One sample. ``value`` may be NaN or infinite here; whoever makes a reading of it must refuse those."""
+
+    labels: Labels
+    value: float
+    timestamp_ms: int | None = None
+
+
+@dataclass(slots=True)
+class Exposition:
+    """What a text says about the wanted metrics.
+
+    A metric in ``broken`` has a line that could not be read, a series twice or two types: none of its
+    series may be used, and the problem says why.
+    """
+
+    series: dict[str, list[Series]] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+    broken: dict[str, Problem] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def type_of(self, metric: str) -> str | None:
+        """The declared type; OpenMetrics declares a counter ``x_total`` as ``x``."""
+        return self.types.get(metric) or self.types.get(metric.removesuffix("_total"))
+
+
+def parse(body: bytes, wanted: frozenset[str]) -> Exposition:
+    """The wanted metrics of an exposition.
+
+    ``wanted`` are sample names (``x_total``, not the family ``x``). Raises sources.problems.Unreadable where
+    the text is too large or no exposition at all.
+    """
+    if len(body) > MAX_BYTES:
+        raise Unreadable("too_large", f"The metrics page is over {MAX_BYTES // 1024} kB; refused unread.")
+    text = body.decode("utf-8", "replace")
+    found = Exposition()
+    lines = text.split("\n")
+    if last := lines.pop().strip():
+        # The format ends every line with a line feed; a cut-off "12" may once have been "1234".
+        sentence = "The text does not end with a line feed, so its last line may be cut off and was dropped."
+        found.problems.append(Problem("truncated", sentence))
+        _mark_cut_off(found, last, wanted)
+    any_type = False
+    declared = wanted | {name.removesuffix("_total") for name in wanted}
+    for line in lines:
+        if line[:1] == "#":
+            if "TYPE" in line[:12]:
+                any_type |= _take_type(found, line, declared)
+            continue
+        name = line.partition("{")[0]
+        if name not in wanted:
+            # Blanks may come first and before the brace, and there may be no labels.
+            name = name.lstrip(" \t").replace("\t", " ").partition(" ")[0]
+            if name not in wanted:
+                if name == "#":
+                    any_type |= _take_type(found, line.strip(" \t"), declared)
+                continue
+            line = line.strip(" \t")
+        _take_sample(found, name, line)
+    if not any_type and not found.series and not found.broken:
+        kind = "an HTML page" if text.lstrip()[:1] == "<" else "not Prometheus text"
+        raise Unreadable("not_metrics", f"The answer is {kind}: it has no TYPE line and no metric we know.")
+    for name, broken in found.broken.items():
+        found.series.pop(name, None)
+        found.problems.append(broken)
+    return found
+
+
+def _mark_cut_off(found: Exposition, line: str, wanted: frozenset[str]) -> None:
+    name = re.split(r"[{ \t]", line, maxsplit=1)[0]
+    if name in wanted:
+        _break(found, name, "truncated", "its last line is cut off")
+
+
+def _take_type(found: Exposition, line: str, declared: frozenset[str]) -> bool:
+    """Note a TYPE line; False where the line is another comment."""
+    words = line[1:].split()
+    if len(words) != 3 or words[0] != "TYPE":
+        return False
+    _, name, kind = words
+    if name not in declared:
+        return True
+    if found.types.setdefault(name, kind) != kind:
+        _break(found, name, "wrong_type", f"it is declared both {found.types[name]} and {kind}")
+    return True
+
+
+def _take_sample(found: Exposition, name: str, line: str) -> None:
+    rest = line[len(name) :].lstrip(" \t")
+    if rest[:1] == "{":
+        # A value has no brace, so the last one closes the labels, whatever their values hold.
+        end = rest.rfind("}")
+        labels = parse_labels(rest[1:end]) if end > 0 else None
+        rest = rest[end + 1 :]
+    else:
+        labels = NO_LABELS
+    words = rest.split()
+    if labels is None or not 1 <= len(words) <= 2 or _NUMBER.fullmatch(words[0]) is None:
+        return _break(found, name, "unparseable", "one of its lines is not a sample")
+    stamp = None
+    if len(words) == 2:
+        if _STAMP.fullmatch(words[1]) is None or not EARLIEST_MS <= int(words[1]) <= LATEST_MS:
+            return _break(found, name, "unparseable", "something other than a time stamp follows its value")
+        stamp = int(words[1])
+    series = found.series.setdefault(name, [])
+    if any(seen.labels == labels for seen in series):
+        return _break(found, name, "duplicate", "it has the same series twice")
+    series.append(Series(labels, float(words[0]), stamp))
+    return None
+
+
+def _break(found: Exposition, name: str, kind: ProblemKind, why: str) -> None:
+    found.broken.setdefault(name, Problem(kind, f"{name} can't be used: {why}.", metric=name))
+
+
+@lru_cache(maxsize=8192)
+def parse_labels(text: str) -> Labels | None:
+    """The labels between the braces, or None where they are malformed or one name comes twice."""
+    by_name: dict[str, str] = {}
+    position, end = 0, len(text.rstrip(" \t"))
+    while position < end:
+        pair = _PAIR.match(text, position)
+        if pair is None or pair[1] in by_name:
+            return None
+        value = pair[2]
+        if "\\" in value:
+            value = _ESCAPE.sub(lambda escape: _UNESCAPED[escape[1]], value)
+        by_name[pair[1]] = value
+        position = pair.end()
+    return Labels(by_name)
+
+
+NO_LABELS = Labels({})
