@@ -33,7 +33,7 @@ class ClosingTerms:
     mark_kept_ms: float = 120_000.0
 
 
-class OpenDecision(msgspec.Struct, omit_defaults=True):
+class OpenDecision(msgspec.Struct, omit_defaults=True, tag="open"):
     """What must be kept of a dispatched decision to close it. ``producer`` is its record's key."""
 
     producer: str

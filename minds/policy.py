@@ -7,13 +7,12 @@ import hmac
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from schemas.policy import PolicyRow, ServiceClass
 
 DEFAULT_CLASS = "default"
 PUBLIC_TENANT = "public"
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class CompiledPolicy:
         return residency in self._residencies
 
     def capped(self, pool: str) -> bool:
-        """Whether work of this pool needs a lease. A cap for the pool itself goes before the one for ``*``."""
+        """Whether work of this pool needs a lease. The pool's own cap goes before the one for ``*``."""
         cap = self._caps.get(pool) or self._caps.get("*")
         return cap is not None and cap.work_tokens_per_endpoint is not None
 

@@ -1,7 +1,7 @@
 """A mergeable quantile sketch: a count a logarithmic bin, 1% relative accuracy.
 
 The scheme of DDSketch (Masson, Rim, Lee, VLDB 2019) in its plain form: bin ``i`` holds the values in
-``(gamma**(i-1), gamma**i]`` with ``gamma = (1 + a) / (1 - a)``, and is read as ``2 * gamma**i / (gamma + 1)``,
+``(gamma**(i-1), gamma**i]`` with ``gamma = (1 + a) / (1 - a)``, and reads as ``2 * gamma**i / (gamma + 1)``,
 which is within the relative accuracy ``a`` of each of them. Bins are a sparse ``{index: count}``, so that a
 sketch is JSON, adding is exact, and the order of merges never matters. Durations are bounded (a week), hence
 so is the number of bins (about 1400).

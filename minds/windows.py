@@ -2,8 +2,8 @@
 
 A window is the slots that overlap its span up to now, the current one included: ten 1 s slots for 10 s, six
 and thirty 10 s slots for 1 and 5 minutes. What a ring forgets is decided by the highest record time stamp
-(the broker's clock) that the key has seen, never by the events' own clocks: one router with a fast clock can't
-empty everybody's windows, and the same records give the same rings in whatever order they are merged.
+that the key has seen, never by the events' own clocks: one router with a fast clock can't empty everybody's
+windows, and the same records give the same rings in whatever order they are merged.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ class Candidate(Record):
     requests_waiting: Annotated[float, Field(ge=0)] | None = None
     own_in_flight: Annotated[int, Field(ge=0)] = 0
     own_since_sample: Annotated[int, Field(ge=0)] = 0
+    own_ended_since_sample: Annotated[int, Field(ge=0)] = 0
+    reading_trust: Ratio | None = None
     reading_age_ms: DurationMs | None = None
     matched_ratio: Ratio | None = None
     score: float | None = None

@@ -47,10 +47,9 @@ def acls(topics: tuple[Topic, ...] = TOPICS) -> list[dict[str, str]]:
 def asyncapi() -> dict[str, Any]:
     """The AsyncAPI 3.0 document: a channel a topic, its messages by header, who sends and who receives."""
     by_header = models()
-    _, definitions = models_json_schema(
+    references, definitions = models_json_schema(
         [(model, "validation") for model in by_header.values()], ref_template="#/components/schemas/{model}"
     )
-    names = {header: model.__name__.replace("[", "_").rstrip("]") for header, model in by_header.items()}
     channels, operations, messages = {}, {}, {}
     for header, model in by_header.items():
         messages[_id(header)] = {
@@ -62,7 +61,7 @@ def asyncapi() -> dict[str, Any]:
                 "required": ["schema"],
                 "properties": {"schema": {"type": "string", "const": header}},
             },
-            "payload": {"$ref": f"#/components/schemas/{names[header]}"},
+            "payload": references[model, "validation"],
         }
     for topic in TOPICS:
         channels[_id(topic.name)] = {

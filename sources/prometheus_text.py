@@ -21,9 +21,7 @@ MAX_BYTES = 4 * 1024 * 1024
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|NaN|[+-]?Inf", re.ASCII)
 _STAMP = re.compile(r"[0-9]{12,13}", re.ASCII)
-_PAIR = re.compile(
-    r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(?:(,)|$)', re.ASCII
-)
+_PAIR = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(?:(,)|$)', re.ASCII)
 _ESCAPE = re.compile(r"\\([\\n\"])")
 _UNESCAPED = {"\\": "\\", "n": "\n", '"': '"'}
 

@@ -1,1 +1,1 @@
-"""FleetMind's capacity table: from telemetry and outcomes to one row an instance and one a region and pool."""
+"""FleetMind's capacity table: telemetry and outcomes become a row an instance and a row a region and pool."""

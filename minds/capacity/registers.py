@@ -7,6 +7,7 @@ scrape ages a reading, it does not erase it. Counters keep the last sample of ea
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -195,6 +196,6 @@ def _rate(name: str, samples: dict[int, Sample], now_ms: int) -> tuple[float, fl
         return None
     grown = sum(
         later - earlier if later >= earlier else later
-        for (_, earlier), (_, later) in zip(points, points[1:], strict=False)
+        for (_, earlier), (_, later) in itertools.pairwise(points)
     )
     return grown * 1000.0 / (points[-1][0] - points[0][0]), float(now_ms - points[-1][0])

@@ -46,8 +46,8 @@ def instance_state(endpoint: Any, ranks: Sequence[RankRegister], now_ms: int) ->
     """
     if endpoint.draining:
         return "draining"
-    said = max([(r.at_ms, r.reachable) for r in ranks], default=(0, True))
-    if not max(said, (endpoint.as_of_ms, endpoint.reachable))[1] or not said[1]:
+    words = [(r.at_ms, r.reachable) for r in ranks]
+    if not max([*words, (endpoint.as_of_ms, endpoint.reachable)])[1]:
         return "unreachable"
     if not ranks:
         return "unknown"
@@ -58,7 +58,7 @@ def instance_state(endpoint: Any, ranks: Sequence[RankRegister], now_ms: int) ->
 def has_left(endpoint: Any, value: Value | None, now_ms: int) -> bool:
     """Whether an instance has been silent for so long that its row is removed."""
     heard = max([r.at_ms for r in value.ranks.values()], default=0) if value is not None else 0
-    return now_ms - max(heard, endpoint.as_of_ms) > SILENT_LEAVES_MS
+    return bool(now_ms - max(heard, endpoint.as_of_ms) > SILENT_LEAVES_MS)
 
 
 def instance_row(endpoint: Any, value: Value | None, stamp: Stamp) -> InstanceRow:

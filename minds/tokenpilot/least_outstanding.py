@@ -107,7 +107,7 @@ class InstanceLoad:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One candidate as the mind sees it. ``reading`` is running plus waiting; ``trust`` its weight, 0 to 1."""
+    """One candidate as the mind sees it. ``reading`` is running plus waiting, ``trust`` its weight (0-1)."""
 
     instance: str
     region: str

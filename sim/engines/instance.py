@@ -1,6 +1,7 @@
 """Life of one emulated instance: it binds its port, restarts, drains and stops."""
 
 import asyncio
+import contextlib
 from dataclasses import asdict
 
 import structlog
@@ -15,6 +16,9 @@ _log = structlog.get_logger(__name__)
 
 # How long open connections get to write what they have before they are cut.
 _CLOSE_TIMEOUT_S = 0.2
+# Turns of the event loop until a connection that was accepted just before the listener closed is known to the
+# server: one that the server's shutdown overlooks would stay open, unanswered.
+_ACCEPT_TICKS = 8
 
 
 class EmulatedInstance:
@@ -28,6 +32,7 @@ class EmulatedInstance:
         self._runner: web.AppRunner | None = None
         self._site: web.TCPSite | None = None
         self._lifecycle = asyncio.Lock()
+        self._stopping = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
 
     @property
@@ -73,30 +78,33 @@ class EmulatedInstance:
     async def start(self) -> None:
         """Bind and serve; :class:`EmulatorError` when the port can't be had."""
         async with self._lifecycle:
+            self._stopping.clear()
             await self._start()
 
     async def stop(self, *, drain_s: float = 0.0) -> None:
         """Stop serving. New connections are refused at once; what runs gets ``drain_s`` to finish."""
-        for task in list(self._background):
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        self._stopping.set()
+        await asyncio.gather(*self._background)
         async with self._lifecycle:
             await self._stop(drain_s)
 
     async def restart(self, *, down_ms: float = 0.0) -> None:
         """Lose all state as a crashed engine does, with the port closed for ``down_ms``.
 
-        Streams in flight end with an error event. With 0 the listener stays and only the engine is new.
+        Streams in flight end with an error event. With 0 the listener stays and only the engine is new. A
+        :meth:`stop` ends the outage, and the instance stays stopped. ``RuntimeError`` if it is not running.
         """
         async with self._lifecycle:
-            if self._engine is None:
-                await self._start()
-            elif down_ms == 0:
-                old, self._engine = self._engine, RealtimeEngine(self._spec)
+            old = self.engine
+            if down_ms == 0:
+                self._engine = RealtimeEngine(self._spec)
                 await old.stop()
             else:
                 await self._stop(0.0)
-                await asyncio.sleep(down_ms / 1e3)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), down_ms / 1e3)
+                if self._stopping.is_set():
+                    return
                 await self._start()
         _log.info("emulated engine restarted", instance=self._spec.instance, down_ms=down_ms)
 
@@ -109,7 +117,7 @@ class EmulatedInstance:
     async def _restart_logged(self, down_ms: float) -> None:
         try:
             await self.restart(down_ms=down_ms)
-        except EmulatorError as error:
+        except (EmulatorError, RuntimeError) as error:
             _log.error("emulated engine stays down", instance=self._spec.instance, error=str(error))
 
     async def _start(self) -> None:
@@ -141,12 +149,14 @@ class EmulatedInstance:
     async def _stop(self, drain_s: float) -> None:
         if self._runner is None or self._site is None or self._engine is None:
             return
+        await self._site.stop()
         if drain_s > 0:
-            await self._site.stop()
             try:
                 await asyncio.wait_for(self._engine.until_idle(), drain_s)
             except TimeoutError:
                 _log.warning("emulated engine did not drain in time", instance=self._spec.instance)
         await self._engine.stop()
+        for _ in range(_ACCEPT_TICKS):
+            await asyncio.sleep(0)
         await self._runner.cleanup()
         self._runner = self._site = self._engine = None

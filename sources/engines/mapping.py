@@ -27,7 +27,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "kv_capacity_tokens": (1.0, 1e12),
     "kv_block_tokens": (1.0, 1e6),
     PROCESS_START: (float(EARLIEST_MS), float(LATEST_MS)),
-} | {counter: _COUNT for counter in COUNTERS}
+} | dict.fromkeys(COUNTERS, _COUNT)
 """What each reading can be, ends included; anything else is no reading but a problem."""
 
 
@@ -47,7 +47,9 @@ class Candidate(_Part):
         default=[], description="The value is the product of these labels' values (info metrics)."
     )
     scale: Annotated[float, Field(gt=0)] = 1.0
-    pick: Literal["only", "min"] = Field(default="only", description="Of several series: an error, or the min.")
+    pick: Literal["only", "min"] = Field(
+        default="only", description="Several series: an error, or the least."
+    )
     shared: bool = Field(default=False, description="Holds for all models of a rank, without naming them.")
 
     @model_validator(mode="after")

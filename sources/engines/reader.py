@@ -28,7 +28,7 @@ Group = tuple[int, str | None]
 class EngineSample:
     """What one scrape says of one engine rank and model.
 
-    ``provenance`` names the metric that each known reading came from; ``problems`` say why others are unknown.
+    ``provenance`` names the metric of each known reading; ``problems`` say why others are unknown.
     """
 
     rank: int
@@ -178,9 +178,7 @@ def _fill(
     return None, _missing(text, reading, candidates, group)
 
 
-def _missing(
-    text: Exposition, reading: str, candidates: Iterable[Candidate], group: Group | None
-) -> Problem:
+def _missing(text: Exposition, reading: str, candidates: Iterable[Candidate], group: Group | None) -> Problem:
     names = list(dict.fromkeys(name for one in candidates for name in one.metrics))
     there = [name for name in names if name in text.series]
     if there:
@@ -207,10 +205,10 @@ def _value(
         mine = [s for s in text.series.get(name, ()) if _is_of(s, one, mapping, group, groups)]
         if not mine:
             if len(one.metrics) > 1:
-                raise _failed("missing", reading, name, "it is one of those that make up the sum and is missing")
+                raise _failed("missing", reading, name, "it is missing from the sum")
             return None
         if (declared := text.type_of(name)) != one.type:
-            raise _failed("wrong_type", reading, name, f"its type is {declared or 'not declared'}, not {one.type}")
+            raise _failed("wrong_type", reading, name, f"its type is {declared}, not {one.type}")
         if any(series.timestamp_ms is not None for series in mine):
             raise _failed("stamped", reading, name, "its samples have time stamps of their own: a copy")
         value = _of_series(reading, name, one, mapping, mine)
@@ -238,9 +236,7 @@ def _is_of(
     return rank == group[0] and model == group[1]
 
 
-def _of_series(
-    reading: str, name: str, one: Candidate, mapping: Mapping, mine: list[Series]
-) -> float | None:
+def _of_series(reading: str, name: str, one: Candidate, mapping: Mapping, mine: list[Series]) -> float | None:
     if one.labels_product:
         if len(mine) > 1:
             raise _failed("ambiguous", reading, name, f"there are {len(mine)} series where one was expected")
@@ -268,7 +264,7 @@ def _labels_product(reading: str, name: str, one: Candidate, series: Series) -> 
         if text is None or text in ("", "None"):
             return None
         if not _WHOLE.fullmatch(text):
-            raise _failed("unparseable", reading, name, f"its label {label} is no whole number: {text[:40]!r}")
+            raise _failed("unparseable", reading, name, f"its label {label} is {text[:40]!r}")
         product *= int(text)
     return product * one.scale
 
@@ -276,7 +272,7 @@ def _labels_product(reading: str, name: str, one: Candidate, series: Series) -> 
 def _bounded(reading: str, one: Candidate, value: float) -> float:
     low, high = BOUNDS[reading]
     if not low <= value <= high:
-        raise _failed("out_of_bounds", reading, one.metrics[0], f"{value:g} is not within {low:g} to {high:g}")
+        raise _failed("out_of_bounds", reading, one.metrics[0], f"{value:g} is not in {low:g} to {high:g}")
     return value
 
 
@@ -304,7 +300,7 @@ def choose(samples: Sequence[EngineSample], served_model: str | None) -> list[En
         if served_model is None:
             problem = Problem(
                 "ambiguous",
-                f"Rank {rank} serves several models ({names}); name one as served_model to have its readings.",
+                f"Rank {rank} serves several models ({names}); set served_model to one of them.",
             )
         else:
             problem = Problem(

@@ -145,18 +145,19 @@ def _print_table(console: Console, instances: list[EmulatedInstance]) -> None:
     from rich import box
     from rich.table import Table
 
-    table = Table(title=f"{len(instances)} emulated engines; Ctrl-C stops them", box=box.SIMPLE_HEAD)
-    for heading in ("instance", "region", "pool", "params", "KV tokens", "speed", "URL"):
-        table.add_column(heading, overflow="fold")
+    table = Table(
+        title=f"{len(instances)} emulated engines; Ctrl-C stops them", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for heading in ("instance", "region", "pool", "engine", "KV tokens", "URL"):
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("instance", "URL"))
     for instance in instances:
         spec = instance.spec
         table.add_row(
             spec.instance,
             spec.region,
             spec.pool,
-            spec.params,
+            f"{spec.params} {spec.speed:g}x",
             f"{spec.kv_capacity_tokens:,}",
-            f"{spec.speed:g}x",
             instance.url,
         )
     console.print(table)

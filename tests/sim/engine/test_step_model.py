@@ -1,7 +1,7 @@
 """The step model: its formula by hand, and the sign of every term."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.engine import PARAM_SETS, frontend_ms, params_named, step_ms
@@ -30,6 +30,7 @@ def test_frontend_time_lies_in_the_measured_band() -> None:
     assert 10.0 <= frontend_ms(1_000) - frontend_ms(0) <= 18.0
 
 
+@settings(deadline=None)
 @given(
     name=st.sampled_from(sorted(PARAM_SETS)),
     decoding=st.integers(0, 256),
@@ -57,6 +58,7 @@ def test_more_work_never_takes_less_time(
     assert duration(decoding, resident, prefill, context + 1_000) >= base
 
 
+@settings(deadline=None)
 @given(first=st.integers(1, 4_000), second=st.integers(1, 4_000), context=st.integers(0, 50_000))
 def test_attention_work_does_not_depend_on_the_cut_into_chunks(first: int, second: int, context: int) -> None:
     whole = attention_ktok2(first + second, context)

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.engines import InstanceSpec
@@ -110,6 +110,7 @@ def outcome(raw: bytes) -> list[int]:
     return statuses
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_either_parse_or_give_an_api_error(raw: bytes) -> None:
     assert set(outcome(raw)) <= {200, 400, 404}
@@ -119,6 +120,7 @@ MESSAGES = st.lists(st.fixed_dictionaries({"role": JSON, "content": JSON}), max_
 OPTIONAL = ("model", "max_tokens", "stream", "stream_options", "ignore_eos", "seed", "n", "temperature")
 
 
+@settings(deadline=None)
 @given(st.fixed_dictionaries({"prompt": JSON, "messages": MESSAGES}, optional=dict.fromkeys(OPTIONAL, JSON)))
 def test_any_values_in_known_fields_either_parse_or_give_an_api_error(fields: dict[str, Any]) -> None:
     assert set(outcome(json.dumps(fields).encode())) <= {200, 400, 404}

@@ -2,7 +2,7 @@
 
 import json
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.engines.text import (
@@ -30,6 +30,7 @@ def plan(
     )
 
 
+@settings(deadline=None)
 @given(WORDS, WORDS)
 def test_hashes_agree_exactly_on_the_common_full_blocks(one: list[str], two: list[str]) -> None:
     hashes_one, hashes_two = block_hashes(one, 4), block_hashes(two, 4)

@@ -1,0 +1,1 @@
+"""The demo: the whole loop on a workload, with its books checked."""

@@ -1,0 +1,196 @@
+"""Stage two: applies rollups to the tables ``instances`` and ``regions`` by the merge rule."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import faust
+import msgspec
+import structlog
+
+from minds.capacity.folds import State, Value, add, decode_state, encode_state, new_state, parse_key, partial_of
+from minds.merge import apply_rollup
+from schemas.codec import Refused, decode_events
+from schemas.topics import ROLLUPS
+from streams.faust_tables import BatchedTable, Ownership, Settler, Write, raw_table, raw_topic
+from streams.health import Health, Metrics
+from streams.interval import rollup_partition
+from transport.clock import now_ms
+from transport.dead_letters import DeadLetterWriter, TooManyDeadLetters
+
+log = structlog.get_logger(__name__)
+
+TABLES = ("instances", "regions")
+IDLE_LEAVES_MS = 15 * 60_000
+"""A key of which nothing came for so long is forgotten: three times the longest window."""
+
+
+class CapacityStage:
+    """The states of all keys of the owned partitions, decoded; the Faust tables hold their stored form."""
+
+    def __init__(
+        self, app: faust.App, dead_letters: DeadLetterWriter, health: Health, metrics: Metrics
+    ) -> None:
+        self._dead = dead_letters
+        self._health = health
+        self._metrics = metrics
+        self._tables = {name: raw_table(app, name) for name in TABLES}
+        self._states: dict[str, State] = {}
+        self._by_pool: dict[str, set[str]] = {}
+        self._unstored: set[str] = set()
+        self._next: dict[int, int] = {}
+        self.changed: set[str] = set()
+        """Keys that changed since the publisher last looked; it clears them."""
+        self.settler = Settler(self._collect)
+        self.ownership = Ownership(app, ROLLUPS.name)
+        for table in self._tables.values():
+            self.ownership.follow(table, self._loader(table), self._lost)
+        app.agent(raw_topic(app, ROLLUPS.name), name="capacity", concurrency=1)(self._apply_all)
+
+    # ------------------------------------------------------------------------------------------ the tables
+
+    def _table(self, key: str) -> BatchedTable:
+        return self._tables["instances" if key.startswith("i|") else "regions"]
+
+    def _loader(self, table: BatchedTable) -> Any:
+        def load(partitions: frozenset[int]) -> None:
+            loaded = 0
+            for raw_key, value in list(table.data.items()):
+                key = raw_key.decode()
+                if value is not None and rollup_partition(parse_key(key).pool) in partitions:
+                    self._put(key, decode_state(value))
+                    loaded += 1
+            log.info("table_recovered", table=table.name, keys=loaded, partitions=sorted(partitions))
+
+        return load
+
+    def _lost(self) -> None:
+        self._states, self._by_pool, self._next = {}, {}, {}
+        self._unstored, self.changed = set(), set()
+        self.settler.drop()
+
+    def _put(self, key: str, state: State) -> None:
+        self._states[key] = state
+        self._by_pool.setdefault(parse_key(key).pool, set()).add(key)
+
+    def _collect(self) -> list[Write]:
+        keys, self._unstored = self._unstored, set()
+        writes: list[Write] = []
+        for key in keys:
+            state = self._states.get(key)
+            partition = rollup_partition(parse_key(key).pool)
+            writes.append(
+                (self._table(key), key.encode(), None if state is None else encode_state(state), partition)
+            )
+        return writes
+
+    def forget_idle(self) -> None:
+        """Drop the keys of which nothing came for 15 minutes."""
+        before_ms = now_ms() - IDLE_LEAVES_MS
+        for key, state in list(self._states.items()):
+            newest = max([state.closed.mark_ms, *(held.delta.mark_ms for held in state.open.values())])
+            if newest < before_ms:
+                del self._states[key]
+                self._by_pool[parse_key(key).pool].discard(key)
+                self._unstored.add(key)
+        self._by_pool = {pool: keys for pool, keys in self._by_pool.items() if keys}
+
+    # ------------------------------------------------------------------------------------------- the agent
+
+    async def _apply_all(self, stream: Any) -> None:
+        async for event in stream.noack().events():
+            message = event.message
+            try:
+                self._apply(message.partition, message.offset, tuple(message.headers or ()), message.value)
+            except Refused as refused:
+                if not await self._put_aside(message, refused):
+                    return
+            except Exception as error:  # the record is bad, or we are: either way it must not stop the rest
+                log.exception("rollup_failed", partition=message.partition, offset=message.offset)
+                reason = f"{ROLLUPS.name}: the rollup could not be applied: {type(error).__name__}."
+                if not await self._put_aside(message, Refused("impossible_value", reason)):
+                    return
+            else:
+                self._dead.accepted()
+            self.settler.note(event)
+
+    async def _put_aside(self, message: Any, refused: Refused) -> bool:
+        self._metrics.dead.labels(message.topic).inc()
+        try:
+            await self._dead.write(
+                message.topic,
+                message.partition,
+                message.offset,
+                tuple(message.headers or ()),
+                message.value,
+                refused,
+            )
+        except TooManyDeadLetters as error:
+            self._health.fail("capacity", str(error))
+            return False
+        return True
+
+    def _apply(self, partition: int, offset: int, headers: Any, value: bytes | None) -> None:
+        expected = self._next.get(partition)
+        if expected is not None and offset > expected:
+            log.warning("rollups_skipped", partition=partition, expected=expected, got=offset)
+        self._next[partition] = offset + 1
+        for rollup in decode_events(ROLLUPS, headers, value).events:
+            try:
+                grouped = _by_key(rollup)
+            except (msgspec.ValidationError, ValueError) as error:
+                raise Refused("impossible_value", f"{ROLLUPS.name}: {error}."[:500]) from None
+            for key, partials in grouped.items():
+                state = self._states.get(key)
+                if state is None:
+                    state = new_state()
+                    self._put(key, state)
+                if apply_rollup(state, offset, partials, add):
+                    self._unstored.add(key)
+                    self.changed.add(key)
+                else:
+                    self._metrics.skipped.inc()
+            self._metrics.applied.inc()
+
+    # --------------------------------------------------------------------------------------------- looking
+
+    def state(self, key: str) -> State | None:
+        """The state of a key, or None."""
+        return self._states.get(key)
+
+    def keys_of(self, pool: str) -> frozenset[str]:
+        """All keys of a pool."""
+        return frozenset(self._by_pool.get(pool, ()))
+
+    def pools(self) -> Iterator[str]:
+        """All pools of which there are keys."""
+        return iter(list(self._by_pool))
+
+    async def run(self, store_ms: float) -> None:
+        """Store on a timer until cancelled."""
+        turns = 0
+        while True:
+            await asyncio.sleep(store_ms / 1000.0)
+            turns += 1
+            if self.ownership.recovered:
+                if turns % 60 == 0:
+                    self.forget_idle()
+                await self.settler.settle()
+            for name, table in self._tables.items():
+                self._metrics.table_keys.labels(name).set(len(table.data))
+
+
+def _by_key(rollup: Any) -> dict[str, list[Any]]:
+    grouped: dict[str, list[Any]] = {}
+    for segment in rollup.segments:
+        for partial in segment.partials:
+            parse_key(partial.key)
+            grouped.setdefault(partial.key, []).append(
+                partial_of(segment.source, segment.generation, segment.base, segment.upto, partial.delta)
+            )
+    return grouped
+
+
+__all__ = ["TABLES", "CapacityStage", "Value"]

@@ -1,0 +1,239 @@
+"""Stage one: folds raw topics into rollups, and commits an interval before it starts the next."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import structlog
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import IllegalStateError, KafkaError
+
+from schemas.codec import Refused, headers_for, to_json
+from schemas.operations import Claim, Rollup
+from schemas.topics import CLAIMS, ROLLUPS
+from streams.health import Health, Metrics
+from streams.interval import FOLDS, ClockBounds, SourceInterval, rollups_of
+from streams.options import StreamsOptions
+from transport.clock import monotonic_ms, now_ms
+from transport.dead_letters import DeadLetterWriter, TooManyDeadLetters
+
+log = structlog.get_logger(__name__)
+
+MAX_EVENTS = 100_000
+"""An interval is flushed early beyond this: it bounds memory and the size of a re-cut."""
+PRODUCE_TIMEOUT_S = 20.0
+
+
+class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
+    """One member of the combiners' group.
+
+    The order that exactness rests on: *claim* each assigned source partition (the claim record's offset is
+    its generation), *confirm* by a commit that the group still knows us (so whoever is assigned later claims
+    later), start at the committed offset, and per interval: read, write, wait for acks, commit, go on. After
+    any break the interval is thrown away and everything is claimed anew.
+    """
+
+    def __init__(
+        self,
+        options: StreamsOptions,
+        producer: AIOKafkaProducer,
+        dead_letters: DeadLetterWriter,
+        health: Health,
+        metrics: Metrics,
+    ) -> None:
+        self._options = options
+        self._producer = producer
+        self._dead = dead_letters
+        self._health = health
+        self._metrics = metrics
+        self._bounds = ClockBounds(options.wrong_clock_ahead_ms, options.wrong_clock_behind_ms)
+        self._sources: dict[TopicPartition, SourceInterval] = {}
+        self._assigned = False
+        self._broken = True
+        self._turn = asyncio.Lock()
+        self._lagging_since_ms: float | None = None
+        self._down_since_ms: float | None = monotonic_ms()
+        health.add("combiner", live=self._stalled, ready=self._not_ready)
+
+    # ------------------------------------------------------------------------------------ group membership
+
+    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
+        """Wait for a flush that is under way, then let go: a commit never crosses a rebalance."""
+        async with self._turn:
+            self._sources.clear()
+            self._broken, self._assigned = True, False
+
+    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        """The main loop takes over; nothing is read before it has."""
+        self._broken, self._assigned = True, True
+
+    # ------------------------------------------------------------------------------------------- main loop
+
+    async def run(self) -> None:
+        """Combine until cancelled. Broker trouble is waited out; a flood of bad records ends it."""
+        while True:
+            consumer = AIOKafkaConsumer(
+                bootstrap_servers=self._options.bootstrap,
+                group_id=self._options.combiner_group,
+                group_instance_id=f"{self._options.worker_id}-combiner",
+                enable_auto_commit=False,
+                auto_offset_reset="earliest",
+                session_timeout_ms=6_000,
+                heartbeat_interval_ms=1_500,
+                fetch_max_wait_ms=50,
+                request_timeout_ms=20_000,
+                metadata_max_age_ms=30_000,
+            )
+            consumer.subscribe(list(FOLDS), listener=self)
+            self._broken, self._assigned = True, False
+            try:
+                await consumer.start()
+                await self._follow(consumer)
+            except TooManyDeadLetters as error:
+                self._health.fail("combiner", str(error))
+                return
+            except (KafkaError, OSError, TimeoutError) as error:
+                log.warning("combiner_interrupted", error=repr(error), again_in_s=0.5)
+                self._down_since_ms = self._down_since_ms or monotonic_ms()
+            finally:
+                self._sources.clear()
+                await consumer.stop()
+            await asyncio.sleep(0.5)
+
+    async def _follow(self, consumer: AIOKafkaConsumer) -> None:
+        while True:
+            if self._broken:
+                if not self._assigned:
+                    await asyncio.sleep(0.02)
+                    continue
+                async with self._turn:
+                    if self._assigned:
+                        await self._take_over(consumer)
+                continue
+            await self._read(consumer)
+            async with self._turn:
+                if not self._broken:
+                    await self._flush(consumer)
+            self._note_progress(consumer)
+
+    async def _take_over(self, consumer: AIOKafkaConsumer) -> None:
+        assigned = sorted(consumer.assignment())
+        starts: dict[TopicPartition, int] = {}
+        for tp in assigned:
+            committed = await consumer.committed(tp)
+            if committed is None:
+                committed = (await consumer.beginning_offsets([tp]))[tp]
+            starts[tp] = committed
+        claims = [await self._claim(tp) for tp in assigned]
+        generations = dict(zip(assigned, [(await claim).offset for claim in claims], strict=True))
+        try:
+            if starts:
+                await consumer.commit(starts)
+        except (KafkaError, IllegalStateError) as error:
+            log.info("takeover_not_confirmed", error=type(error).__name__)
+            await asyncio.sleep(0.1)
+            return
+        self._sources = {}
+        for tp, base in starts.items():
+            consumer.seek(tp, base)
+            self._sources[tp] = SourceInterval(tp.topic, tp.partition, generations[tp], base, base)
+        self._broken, self._down_since_ms = False, None
+        log.info("combining", sources=len(starts), generations=sorted(generations.values())[-1:])
+
+    async def _claim(self, tp: TopicPartition) -> asyncio.Future[Any]:
+        claim = Claim(owner=self._options.worker_id, at_ms=now_ms())
+        key = f"{tp.topic}:{tp.partition}".encode()
+        sent: asyncio.Future[Any] = await self._producer.send(
+            CLAIMS.name, to_json(claim), key=key, headers=headers_for(claim), partition=0
+        )
+        return sent
+
+    async def _read(self, consumer: AIOKafkaConsumer) -> None:
+        """One interval's records; returns when its time is up, it is full, or it is broken."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + self._options.flush_ms / 1000.0
+        events = 0
+        while (left_s := ends - loop.time()) > 0 and events < MAX_EVENTS and not self._broken:
+            batches = await consumer.getmany(timeout_ms=max(1, int(left_s * 1000)), max_records=500)
+            for tp, records in batches.items():
+                for record in records:
+                    source = self._sources.get(tp)
+                    if source is None:
+                        break
+                    events += await self._take(source, tp, record)
+            await asyncio.sleep(0)
+
+    async def _take(self, source: SourceInterval, tp: TopicPartition, record: object) -> int:
+        try:
+            events = source.take(record, self._bounds)  # type: ignore[arg-type]
+        except Refused as refused:
+            self._metrics.dead.labels(tp.topic).inc()
+            await self._dead.write(
+                tp.topic,
+                tp.partition,
+                record.offset,  # type: ignore[attr-defined]
+                record.headers,  # type: ignore[attr-defined]
+                record.value,  # type: ignore[attr-defined]
+                refused,
+            )
+            return 1
+        self._dead.accepted()
+        self._metrics.events.labels(tp.topic).inc(events)
+        return events
+
+    async def _flush(self, consumer: AIOKafkaConsumer) -> None:
+        read = {tp: source for tp, source in self._sources.items() if source.upto > source.base}
+        if not read:
+            return
+        began_ms = monotonic_ms()
+        try:
+            sent = []
+            for partition, value, partials in rollups_of(
+                list(read.values()), self._options.worker_id, now_ms()
+            ):
+                sent.append(
+                    await self._producer.send(
+                        ROLLUPS.name,
+                        value,
+                        key=self._options.worker_id.encode(),
+                        partition=partition,
+                        headers=headers_for(Rollup),
+                    )
+                )
+                self._metrics.partials.inc(partials)
+            await asyncio.wait_for(asyncio.gather(*sent), PRODUCE_TIMEOUT_S)
+            await consumer.commit({tp: source.upto for tp, source in read.items()})
+        except (KafkaError, IllegalStateError, TimeoutError) as error:
+            # What of it reached the log is unknown: cut it again, under a generation that outranks it.
+            log.warning("interval_discarded", error=type(error).__name__)
+            self._metrics.recuts.inc()
+            self._sources.clear()
+            self._broken = True
+            return
+        self._metrics.rollups.inc(len(sent))
+        for source in read.values():
+            source.next()
+        self._lagging_since_ms = None
+        self._metrics.flush_ms.observe(monotonic_ms() - began_ms)
+
+    # ---------------------------------------------------------------------------------------------- health
+
+    def _note_progress(self, consumer: AIOKafkaConsumer) -> None:
+        lag = sum(max(0, (consumer.highwater(tp) or 0) - source.base) for tp, source in self._sources.items())
+        if lag == 0:
+            self._lagging_since_ms = None
+        elif self._lagging_since_ms is None:
+            self._lagging_since_ms = monotonic_ms()
+
+    def _stalled(self) -> str | None:
+        for since_ms, what in (
+            (self._lagging_since_ms, "has records to read but has committed none"),
+            (self._down_since_ms, "has no partitions that it may combine"),
+        ):
+            if since_ms is not None and monotonic_ms() - since_ms > self._options.stall_ms:
+                return f"The combiner {what} for {(monotonic_ms() - since_ms) / 1000:.0f} s."
+        return None
+
+    def _not_ready(self) -> str | None:
+        return "The combiner has not taken its partitions over yet." if self._broken else None

@@ -1,0 +1,169 @@
+"""Faust as stage two uses it: raw topics, tables written in batches, acknowledgements after the changelog."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import faust
+from aiokafka.admin import NewTopic
+from faust.tables.table import Table
+
+from schemas.topics import DAY_MS, MAX_RECORD_BYTES
+from streams.options import StreamsOptions
+
+PARTITIONS = 4
+"""Of every table, as of the topics that it is written from."""
+
+
+class BatchedTable(Table):  # type: ignore[misc]
+    """A table that is written from outside its stream, with the changelog partition said by the caller.
+
+    Faust takes the partition of the event at hand, which a batch does not have; a wrong one would recover on
+    another worker.
+    """
+
+    def write(self, key: bytes, value: bytes | None, partition: int) -> Any:
+        """Set or (None) delete a key; the returned future is done when the changelog has it."""
+        if value is None:
+            self.data.pop(key, None)
+        else:
+            self.data[key] = value
+        return self.send_changelog(partition, key, value, value_serializer="raw")
+
+
+Write = tuple[BatchedTable, bytes, bytes | None, int]
+"""Table, key, value (None deletes), partition."""
+
+
+def build_app(options: StreamsOptions) -> faust.App:
+    """The Faust app of one worker; it has no web server, and its topics are made beforehand."""
+    options.data_dir.mkdir(parents=True, exist_ok=True)
+    return faust.App(
+        options.app_id,
+        broker=f"kafka://{options.bootstrap}",
+        store="memory://",
+        datadir=str(options.data_dir / "faust"),
+        Table=BatchedTable,
+        web_enabled=False,
+        topic_partitions=PARTITIONS,
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        stream_wait_empty=False,
+        consumer_group_instance_id=f"{options.worker_id}-faust",
+        consumer_auto_offset_reset="earliest",
+        broker_session_timeout=6.0,
+        broker_heartbeat_interval=1.5,
+        broker_commit_interval=0.5,
+        broker_request_timeout=20.0,
+        producer_linger=0.02,
+        producer_max_request_size=MAX_RECORD_BYTES,
+        recovery_delay=0.0,
+        table_cleanup_interval=3600.0,
+    )
+
+
+def raw_topic(app: faust.App, name: str) -> Any:
+    """A topic of the registry as bytes; decoding is ours, so that a bad record can't stop Faust."""
+    return app.topic(name, key_type=bytes, value_type=bytes, allow_empty=True, partitions=PARTITIONS)
+
+
+def raw_table(app: faust.App, name: str) -> BatchedTable:
+    """A table of bytes to bytes, kept in memory and recovered from its changelog."""
+    table: BatchedTable = app.Table(name, key_type=bytes, value_type=bytes, partitions=PARTITIONS)
+    return table
+
+
+def changelog_topics(app_id: str, tables: Iterable[str], replication: int = 1) -> list[NewTopic]:
+    """The changelogs to create beforehand; a partition count that differs would crash-loop the agents."""
+    config = {
+        "cleanup.policy": "compact",
+        "max.message.bytes": str(MAX_RECORD_BYTES),
+        "segment.ms": str(DAY_MS // 24),
+        "min.cleanable.dirty.ratio": "0.2",
+        "delete.retention.ms": str(DAY_MS),
+    }
+    return [
+        NewTopic(f"{app_id}-{table}-changelog", PARTITIONS, replication, topic_configs=config)
+        for table in tables
+    ]
+
+
+class Ownership:
+    """Which partitions this worker owns in stage two: those assigned, once every table is recovered.
+
+    ``turn`` rises with each rebalance, so whoever worked across one can tell.
+    """
+
+    def __init__(self, app: faust.App, topic: str) -> None:
+        self._app = app
+        self._topic = topic
+        self._waiting: set[str] = set()
+        self._tables: dict[str, Callable[[frozenset[int]], None]] = {}
+        self._on_lost: list[Callable[[], None]] = []
+        self.partitions: frozenset[int] = frozenset()
+        self.recovered = False
+        self.turn = 0
+        app.on_partitions_revoked.connect(self._revoked)
+
+    def follow(
+        self, table: BatchedTable, load: Callable[[frozenset[int]], None], lost: Callable[[], None]
+    ) -> None:
+        """``load`` is called with the owned partitions once this table is recovered, before any new event;
+        ``lost`` when a rebalance begins: everything not yet in the changelog is to be dropped.
+        """
+        self._tables[table.name] = load
+        self._waiting.add(table.name)
+        self._on_lost.append(lost)
+
+        async def recovered() -> None:
+            load(self._assigned())
+            self._waiting.discard(table.name)
+            if not self._waiting:
+                self.partitions, self.recovered = self._assigned(), True
+
+        table.on_recover(recovered)
+
+    def _assigned(self) -> frozenset[int]:
+        return frozenset(tp.partition for tp in self._app.consumer.assignment() if tp.topic == self._topic)
+
+    async def _revoked(self, app: faust.App, revoked: object, **_: object) -> None:
+        self.turn += 1
+        self.partitions, self.recovered = frozenset(), False
+        self._waiting = set(self._tables)
+        for lost in self._on_lost:
+            lost()
+
+
+class Settler:
+    """Acknowledges events only when what they changed is in the changelogs: then, and not before, may their
+    offsets be committed. A crash in between replays them, and the applied offsets make that exact.
+    """
+
+    def __init__(self, collect: Callable[[], list[Write]]) -> None:
+        self._collect = collect
+        self._events: list[Any] = []
+        self._turn = 0
+        self._busy = asyncio.Lock()
+
+    def note(self, event: Any) -> None:
+        """An event was applied in memory."""
+        self._events.append(event)
+
+    def drop(self) -> None:
+        """A rebalance: what is not settled comes again, here or elsewhere."""
+        self._turn += 1
+        self._events = []
+
+    async def settle(self) -> None:
+        """Write what changed, wait for the changelog, acknowledge."""
+        async with self._busy:
+            events, self._events = self._events, []
+            turn = self._turn
+            writes = [table.write(key, value, part) for table, key, value, part in self._collect()]
+            if writes:
+                await asyncio.gather(*writes)
+            if turn == self._turn:
+                for event in events:
+                    event.ack()

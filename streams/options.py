@@ -1,0 +1,41 @@
+"""What a streams worker is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minds.closing import ClosingTerms
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsOptions:
+    """One worker's settings. ``worker_id`` must be stable over restarts and unique in the fleet: it is the
+    static member id of both consumer groups, so that a restarted worker gets its partitions back at once.
+    """
+
+    bootstrap: str
+    worker_id: str
+    data_dir: Path
+    host: str = "127.0.0.1"
+    port: int = 0
+    app_id: str = "tokenfleet"
+    flush_ms: float = 250.0
+    publish_ms: float = 500.0
+    heartbeat_ms: float = 2_500.0
+    """All rows again at this interval: shorter than the rows' own validity, so a quiet fleet stays fresh."""
+    grant_ms: float = 1_000.0
+    store_ms: float = 1_000.0
+    """Changelog writes and commits of stage two."""
+    stall_ms: float = 15_000.0
+    settle_ms: float = 3_000.0
+    """After a takeover the closer waits so long before it closes anything."""
+    wrong_clock_ahead_ms: float = 5 * 60_000.0
+    wrong_clock_behind_ms: float = 86_400_000.0
+    dead_letter_run_limit: int = 1000
+    closing: ClosingTerms = field(default_factory=ClosingTerms)
+
+    @property
+    def combiner_group(self) -> str:
+        """The combiner's consumer group; Faust's own is ``app_id``."""
+        return f"{self.app_id}-combiner"

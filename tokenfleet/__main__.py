@@ -1,0 +1,5 @@
+"""``python -m tokenfleet``."""
+
+from tokenfleet.cli import main
+
+main()
