@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import aiohttp
@@ -72,7 +72,7 @@ class Attempt:
         self._answer: Answer | None = None
         self._response: web.StreamResponse | None = None
         self._rule: str | None = None
-        self._progress_s = 0.0
+        self._ended_at_ms: int | None = None
         self.cause: Cause = "failed"
         self.figures = Figures(queue_ms=placement.queue_ms)
 
@@ -90,7 +90,7 @@ class Attempt:
             return await self._not_taken(failure, written, last=last)
         except ClientGone:
             self._cancelled("client_gone")
-            raise
+            return self._response or web.Response(status=499, reason="Client Closed Request")
         except asyncio.CancelledError:
             self._cancelled("client_gone")
             raise
@@ -110,8 +110,8 @@ class Attempt:
                 await self._deps.journal.acked(written)
                 return await self._pass_on(limit, deadline_s)
         except TimeoutError:
-            if self._meter.whole and self.cause == "ok":
-                raise
+            if self.cause == "ok" and self._response is not None:
+                return self._response  # only the end of its stream could not be written any more
             rule = "deadline" if loop.time() >= deadline_s else "idle_stream"
             return await self._timed_out(rule, written)
 
@@ -132,7 +132,10 @@ class Attempt:
         assert answer is not None
         status = answer.response.status
         self.figures.status = status
-        headers = {**self._headers, "Content-Type": answer.response.headers.get("Content-Type", "")}
+        headers = {
+            **self._headers,
+            "Content-Type": answer.response.headers.get("Content-Type", "application/json"),
+        }
         if not answer.streamed:
             self._judge(status)
             return web.Response(status=status, body=answer.first, headers=headers)
@@ -141,7 +144,7 @@ class Attempt:
         self._response = response
         meter, read = self._meter, answer.response.content.readany
         loop, idle_s = asyncio.get_running_loop(), self._deps.options.idle_token_ms / 1000.0
-        chunk, tokens = answer.first, -1
+        chunk, tokens = answer.first, 0
         while chunk:
             await self._to_client(response.write(chunk))
             if meter.done:
@@ -177,14 +180,15 @@ class Attempt:
         meter = self._meter
         if status == 200 and meter.whole:
             self.cause, self._rule = "ok", None
+            self._ended_at_ms = self._ended_at_ms or now_ms()
         elif status != 200:
             self.cause, self._rule = "failed", f"engine_status_{status}"
         elif meter.failed:
             self.cause, self._rule = "failed", f"engine_stream_error_{meter.error_code or 'unknown'}"
 
-    async def _to_client(self, writing: object) -> None:
+    async def _to_client(self, writing: Awaitable[object]) -> None:
         try:
-            await writing  # type: ignore[misc]
+            await writing
         except (aiohttp.ClientError, ConnectionError, RuntimeError):
             raise ClientGone("the client's connection is closed") from None
 
@@ -216,8 +220,9 @@ class Attempt:
         return await self._give_up(504, rule, f"The answer did not come within {said}.", written)
 
     async def _broken(self, rule: str, detail: str) -> web.StreamResponse:
-        if self.cause != "ok":
-            self.cause, self._rule = "failed", rule
+        if self.cause == "ok" and self._response is not None:
+            return self._response
+        self.cause, self._rule = "failed", rule
         return await self._give_up(502, rule, f"The engine's connection broke ({detail}).", None)
 
     async def _give_up(
@@ -234,7 +239,8 @@ class Attempt:
                 await self._to_client(self._response.write(error_event(status, rule, sentence)))
                 await self._to_client(self._response.write_eof())
         except (TimeoutError, ClientGone):
-            self._request.transport and self._request.transport.abort()
+            if (transport := self._request.transport) is not None:
+                transport.abort()
         return self._response
 
     def _settle(self) -> None:
@@ -254,5 +260,6 @@ class Attempt:
                 started_at_ms=self._placement.dispatched_at_ms,
                 rule=self._rule,
                 figures=figures,
+                at_ms=self._ended_at_ms,
             )
         )

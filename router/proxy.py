@@ -74,7 +74,7 @@ class Desk:
         )
 
     async def place(self, ask: Ask, intent: IntentAttempt, tried: set[Key]) -> tuple[Placement, Decision]:
-        """A place and its decision, not yet sent. A refusal is logged and raised; so is a client's leaving."""
+        """A place and its decision, not yet sent. A refusal is logged and raised; a client's leaving too."""
         decision_id, seed = self.journal.next_id()
         started_ms = now_ms()
         deadline_at_ms = int(intent.started_at_ms + ask.deadline_ms)
@@ -87,14 +87,14 @@ class Desk:
             self._log_gone(ask, intent, decision_id, started_ms)
             raise
         sampled = seed % 1_000_000 < self.options.sample_ratio * 1_000_000
-        decision = self.journal.decision(
-            ask,
-            intent,
-            decision_id,
-            where=placement.where,
-            given=self.placer.decision_input(placement.survey, ask) if sampled else None,
-        )
-        return placement, decision
+        try:
+            given = self.placer.decision_input(placement.survey, ask) if sampled else None
+            return placement, self.journal.decision(
+                ask, intent, decision_id, where=placement.where, given=given
+            )
+        except BaseException:
+            self.placer.release(placement, ok=False)
+            raise
 
     async def _log_refusal(
         self,

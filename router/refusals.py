@@ -54,7 +54,7 @@ def error_body(status: int, rule: str, message: str) -> dict[str, object]:
 
 
 def error_event(status: int, rule: str, message: str) -> bytes:
-    """The same inside a stream that has begun: an SSE error event (code a number, as vLLM's), then the end."""
+    """The same in a stream that has begun: an SSE error event (code a number, as vLLM's), then the end."""
     kind = _TYPES.get(status, "server_error")
     error = {"error": {"message": message, "type": kind, "param": None, "code": status, "rule": rule}}
     return b"data: " + json.dumps(error).encode() + b"\n\ndata: [DONE]\n\n"

@@ -11,7 +11,8 @@ EARLIEST_MS = 1_577_836_800_000
 LATEST_MS = 4_102_444_800_000
 """2100-01-01 UTC in epoch milliseconds: a larger value is seconds, micro- or nanoseconds by mistake."""
 
-Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._:@/+\-]+$")]
+NAME_PATTERN = r"^[A-Za-z0-9._:@/+\-]+$"
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=NAME_PATTERN)]
 """An identifier: instance, region, router, tenant, class, model. No spaces, no control characters."""
 PoolId = Annotated[
     str, Field(min_length=3, max_length=200, pattern=r"^[A-Za-z0-9._:/+\-]+@[A-Za-z0-9._:/+\-]+$")
@@ -46,6 +47,8 @@ class Event(Record):
 
     schema_name: ClassVar[str]
     schema_version: ClassVar[int] = 1
+    key_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that readers make keys of: their names are checked on the fast path too."""
 
 
 class Row(Record):

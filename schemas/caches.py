@@ -14,6 +14,7 @@ class Placement(Event):
     """A router sent a request with this prefix to this instance."""
 
     schema_name: ClassVar[str] = "placement"
+    key_fields: ClassVar[tuple[str, ...]] = ("pool", "instance")
 
     decision_id: Name
     pool: PoolId
@@ -27,6 +28,7 @@ class KvEvent(Event):
     """An engine stored, removed or cleared cache blocks. Token ids were hashed and dropped at the source."""
 
     schema_name: ClassVar[str] = "kv"
+    key_fields: ClassVar[tuple[str, ...]] = ("pool", "instance")
 
     instance: Name
     boot: Name

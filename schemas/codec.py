@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from schemas.base import Event, Row, header_of
+from schemas.base import NAME_PATTERN, Event, Row, header_of
 from schemas.envelopes import Envelope, envelope_header
 from schemas.fastpath import decoder_of
 from schemas.topics import Topic
@@ -77,10 +78,13 @@ def decode_events(topic: Topic, headers: Headers, value: bytes | None) -> Decode
     header = schema_header(headers)
     batch, single = envelope_header(topic.model), header_of(topic.model)
     if topic.enveloped and header == batch:
-        envelope = _decode(Envelope[topic.model], topic, value)  # type: ignore[name-defined]
+        envelope = _decode(Envelope[topic.model], topic, value, patterns=False)  # type: ignore[name-defined]
+        _check_names(topic, topic.model, envelope.events)
         return Decoded(envelope.events, envelope.producer, envelope.boot, envelope.seq)
     if header == single:
-        return Decoded([_decode(topic.model, topic, value)])
+        events = [_decode(topic.model, topic, value, patterns=not topic.enveloped)]
+        _check_names(topic, topic.model, events)
+        return Decoded(events)
     raise _unknown(topic, header)
 
 
@@ -106,11 +110,33 @@ def parse_row(topic: Topic, headers: Headers, value: bytes) -> Any:
         raise Refused(kind, f"{topic.name}: {where}: {first['msg']}.") from None
 
 
-def _decode(model: type[BaseModel], topic: Topic, value: bytes | None) -> Any:
+_NAME = re.compile(NAME_PATTERN)
+_GOOD_NAMES: set[str] = set()
+"""Names that were checked: fleets have few, and a look-up costs a tenth of the pattern."""
+_GOOD_NAMES_LIMIT = 200_000
+
+
+def _check_names(topic: Topic, model: type[Event], events: list[Any]) -> None:
+    for event in events:
+        for field in model.key_fields:
+            value = getattr(event, field)
+            for name in value if isinstance(value, list) else (value,):
+                if name is None or name in _GOOD_NAMES:
+                    continue
+                if not _NAME.match(name):
+                    raise Refused(
+                        "impossible_value", f"{topic.name}: {field} holds characters that no name may have."
+                    )
+                if len(_GOOD_NAMES) >= _GOOD_NAMES_LIMIT:
+                    _GOOD_NAMES.clear()
+                _GOOD_NAMES.add(name)
+
+
+def _decode(model: type[BaseModel], topic: Topic, value: bytes | None, *, patterns: bool = True) -> Any:
     if value is None:
         raise Refused("unparseable", f"{topic.name}: the record has no value; only rows have tombstones.")
     try:
-        return decoder_of(model).decode(value)
+        return decoder_of(model, patterns).decode(value)
     except msgspec.ValidationError as error:
         raise Refused("impossible_value", f"{topic.name}: {error}."[:500]) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

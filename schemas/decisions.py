@@ -52,6 +52,14 @@ class Decision(Event):
     """One attempt's decision: dispatched to an instance, or shed with the rule."""
 
     schema_name: ClassVar[str] = "decision"
+    key_fields: ClassVar[tuple[str, ...]] = (
+        "router",
+        "pool",
+        "entry_region",
+        "region",
+        "instance",
+        "service_class",
+    )
 
     decision_id: Name
     intent_id: Name

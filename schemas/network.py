@@ -14,6 +14,7 @@ class LinkProbe(Event):
     """One probe from a region to another. Price is in US dollars per GiB that leaves ``from_region``."""
 
     schema_name: ClassVar[str] = "link"
+    key_fields: ClassVar[tuple[str, ...]] = ("from_region", "to_region")
 
     from_region: Name
     to_region: Name

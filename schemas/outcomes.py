@@ -20,6 +20,14 @@ class Outcome(Event):
     """
 
     schema_name: ClassVar[str] = "outcome"
+    key_fields: ClassVar[tuple[str, ...]] = (
+        "router",
+        "pool",
+        "entry_region",
+        "region",
+        "instance",
+        "service_class",
+    )
 
     decision_id: Name
     intent_id: Name

@@ -41,7 +41,9 @@ class Tenant(Record):
 class Cap(Record):
     """The static cap of a pool and the terms of its leases."""
 
-    pool: Name = Field(default="*", description="A pool or * for all.")
+    pool: Annotated[str, Field(max_length=200, pattern=r"^(\*|[A-Za-z0-9._:/+\-]+@[A-Za-z0-9._:/+\-]+)$")] = (
+        Field(default="*", description="A pool or * for all.")
+    )
     work_tokens_per_endpoint: WorkTokens | None = Field(default=None, description="None: no cap.")
     floor_work_tokens: WorkTokens = Field(
         default=0.0, description="Carved out for each known router so that it serves when the broker is away."

@@ -14,6 +14,7 @@ class Telemetry(Event):
     """One scrape of one engine rank. Region and pools ride along so that no join is needed."""
 
     schema_name: ClassVar[str] = "telemetry"
+    key_fields: ClassVar[tuple[str, ...]] = ("instance", "region", "pools")
 
     instance: Name
     boot: Name

@@ -48,7 +48,7 @@ class _Watched:
 
 
 class SourceAgent:
-    """One agent process: ``start`` it and ``stop`` it once. Its HTTP server asks for readiness and metrics."""
+    """One agent process: ``start`` it and ``stop`` it once. Its HTTP server asks it how it is."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings

@@ -19,8 +19,11 @@ from sources.problems import Problem, ProblemKind, Unreadable
 MAX_BYTES = 4 * 1024 * 1024
 """A longer text is refused whole: a real engine's is some 50 kB."""
 
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|NaN|[+-]?Inf", re.ASCII)
-_STAMP = re.compile(r"[0-9]{12,13}", re.ASCII)
+_VALUE = re.compile(
+    r"[ \t]*([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|NaN|[+-]?Inf)"
+    r"(?:[ \t]+(-?[0-9]{1,15}))?[ \t\r]*"
+)
+"""A value and perhaps a time stamp. ``float`` alone would take "1_0", " 1", "infinity" and other digits."""
 _PAIR = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(?:(,)|$)', re.ASCII)
 _ESCAPE = re.compile(r"\\([\\n\"])")
 _UNESCAPED = {"\\": "\\", "n": "\n", '"': '"'}
@@ -141,18 +144,16 @@ def _take_sample(found: Exposition, name: str, line: str) -> None:
         rest = rest[end + 1 :]
     else:
         labels = NO_LABELS
-    words = rest.split()
-    if labels is None or not 1 <= len(words) <= 2 or _NUMBER.fullmatch(words[0]) is None:
+    numbers = _VALUE.fullmatch(rest)
+    if labels is None or numbers is None:
         return _break(found, name, "unparseable", "one of its lines is not a sample")
-    stamp = None
-    if len(words) == 2:
-        if _STAMP.fullmatch(words[1]) is None or not EARLIEST_MS <= int(words[1]) <= LATEST_MS:
-            return _break(found, name, "unparseable", "something other than a time stamp follows its value")
-        stamp = int(words[1])
+    stamp = None if numbers[2] is None else int(numbers[2])
+    if stamp is not None and not EARLIEST_MS <= stamp <= LATEST_MS:
+        return _break(found, name, "unparseable", "something other than a time stamp follows its value")
     series = found.series.setdefault(name, [])
     if any(seen.labels == labels for seen in series):
         return _break(found, name, "duplicate", "it has the same series twice")
-    series.append(Series(labels, float(words[0]), stamp))
+    series.append(Series(labels, float(numbers[1]), stamp))
     return None
 
 

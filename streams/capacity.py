@@ -10,7 +10,16 @@ import faust
 import msgspec
 import structlog
 
-from minds.capacity.folds import State, Value, add, decode_state, encode_state, new_state, parse_key, partial_of
+from minds.capacity.folds import (
+    State,
+    Value,
+    add,
+    decode_state,
+    encode_state,
+    new_state,
+    parse_key,
+    partial_of,
+)
 from minds.merge import apply_rollup
 from schemas.codec import Refused, decode_events
 from schemas.topics import ROLLUPS

@@ -144,6 +144,8 @@ class Settler:
     def __init__(self, collect: Callable[[], list[Write]]) -> None:
         self._collect = collect
         self._events: list[Any] = []
+        self.settled: dict[tuple[str, int], int] = {}
+        """(topic, partition) to the last offset that may be committed."""
         self._turn = 0
         self._busy = asyncio.Lock()
 
@@ -154,7 +156,7 @@ class Settler:
     def drop(self) -> None:
         """A rebalance: what is not settled comes again, here or elsewhere."""
         self._turn += 1
-        self._events = []
+        self._events, self.settled = [], {}
 
     async def settle(self) -> None:
         """Write what changed, wait for the changelog, acknowledge."""
@@ -167,3 +169,4 @@ class Settler:
             if turn == self._turn:
                 for event in events:
                     event.ack()
+                    self.settled[event.message.topic, event.message.partition] = event.message.offset

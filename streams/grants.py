@@ -29,11 +29,12 @@ def lease_terms(policy: Any | None, pool: str) -> LeaseTerms:
 
 @dataclass(slots=True)
 class Granted:
-    """What one tick publishes, and lease keys whose rows may go."""
+    """What one tick publishes, and the leases whose rows may go."""
 
     quota: QuotaRow
     leases: list[LeaseRow]
-    gone: list[str]
+    gone: list[tuple[str, int]]
+    """Keys and the versions that their tombstones carry."""
 
 
 @dataclass(slots=True)
@@ -53,12 +54,15 @@ class PoolGrants:
     _grantor: Grantor | None = None
     _last_cap: float | None = None
     _version: int = 0
-    _written: dict[str, float] = field(default_factory=dict)
+    _written: dict[str, tuple[float, int]] = field(default_factory=dict)
 
-    def restore(self, rows: Iterable[Any], policy: Any | None, mono_ms: float) -> None:
-        """Take over the leases that were on the topic before the claim."""
+    def restore(
+        self, rows: Iterable[Any], last_cap: float | None, policy: Any | None, mono_ms: float
+    ) -> None:
+        """Take over the leases and the cap that were on the topics before the claims."""
+        self._last_cap = last_cap
         mine = [row for row in rows if (row.region, row.pool) == (self.region, self.pool)]
-        self._written = {f"{self.region}|{self.pool}|{r.service_class}|{r.holder}": mono_ms for r in mine}
+        self._written = {f"{r.region}|{r.pool}|{r.service_class}|{r.holder}": (mono_ms, 0) for r in mine}
         self._grantor = Grantor(
             self.region, self.pool, lease_terms(policy, self.pool), epoch=self.lease_epoch
         )
@@ -105,7 +109,7 @@ class PoolGrants:
                 floor_work_tokens=grant.floor_work_tokens,
                 duration_ms=grant.duration_ms,
             )
-            self._written[lease.key()] = mono_ms
+            self._written[lease.key()] = (mono_ms, grant.version)
             leases.append(lease)
         return Granted(self._quota(cap, leased, exposed, shares, terms, now_ms), leases, self._gone(mono_ms))
 
@@ -139,18 +143,12 @@ class PoolGrants:
             reason="no cap in the policy" if cap is None else "static cap of ready endpoints",
         )
 
-    def next_version(self) -> int:
-        """The version of a tombstone on the leases topic: above every lease of this claim."""
-        if self._grantor is None:
-            return 0
-        return self._grantor.last_version + 1 if hasattr(self._grantor, "last_version") else 2**52
-
-    def _gone(self, mono_ms: float) -> list[str]:
+    def _gone(self, mono_ms: float) -> list[tuple[str, int]]:
         """Lease rows that bind nobody any more: their holders have been silent past every bound."""
         if self._grantor is None:
             return []
         kept_ms = self._grantor.terms.forget_ms + self._grantor.terms.skew_ms
-        gone = [key for key, written_ms in self._written.items() if mono_ms - written_ms > kept_ms]
-        for key in gone:
+        gone = [(key, v) for key, (at_ms, v) in self._written.items() if mono_ms - at_ms > kept_ms]
+        for key, _ in gone:
             del self._written[key]
         return gone

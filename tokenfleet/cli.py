@@ -19,6 +19,7 @@ COMMANDS = (
     "audit",
     "dead",
     "schemas",
+    "bench",
     "doctor",
 )
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from dataclasses import asdict
+from typing import Any
 
 import structlog
 from aiohttp import web
@@ -58,7 +59,7 @@ class EmulatedInstance:
         host = f"[{self._spec.host}]" if ":" in self._spec.host else self._spec.host
         return f"http://{host}:{self._port}"
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         """A snapshot for tests: identity, gauges and the scheduler's own counters."""
         engine = self.engine
         scheduler = engine.scheduler

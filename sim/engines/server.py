@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from uuid import uuid4
 
 import structlog
@@ -34,7 +34,7 @@ class ServedInstance(Protocol):
     @property
     def engine(self) -> RealtimeEngine: ...
 
-    def state(self) -> dict[str, object]: ...
+    def state(self) -> dict[str, Any]: ...
 
     def restart_soon(self, down_ms: float) -> None: ...
 

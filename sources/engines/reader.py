@@ -240,6 +240,8 @@ def _of_series(reading: str, name: str, one: Candidate, mapping: Mapping, mine: 
     if one.labels_product:
         if len(mine) > 1:
             raise _failed("ambiguous", reading, name, f"there are {len(mine)} series where one was expected")
+        if mine[0].value != 1.0:
+            raise _failed("out_of_bounds", reading, name, f"an info metric is 1, this is {mine[0].value:g}")
         return _labels_product(reading, name, one, mine[0])
     for series in mine:
         if not math.isfinite(series.value):

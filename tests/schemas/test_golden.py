@@ -89,3 +89,12 @@ def test_refusals_say_what_was_wrong_and_hold_no_content() -> None:
 def test_an_unknown_topic_is_named_with_those_there_are() -> None:
     with pytest.raises(KeyError, match=r"fleet\.outcomes"):
         topic("fleet.nothing")
+
+
+def test_names_that_keys_are_made_of_are_checked_on_the_fast_path() -> None:
+    wire = json.loads((ROOT / "tests/fixtures/payloads/outcome-1.json").read_bytes())
+    headers = tuple(headers_for(Outcome))
+    assert decode_events(OUTCOMES, headers, json.dumps(wire).encode()).events[0].pool == wire["pool"]
+    for field in Outcome.key_fields:
+        with pytest.raises(Refused, match=f"{field} holds characters that no name may have"):
+            decode_events(OUTCOMES, headers, json.dumps(wire | {field: "a|b"}).encode())

@@ -227,6 +227,8 @@ def _show(where: str, mapping: Mapping, samples: list[EngineSample]) -> None:
     from rich.text import Text
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)  # a pipe has no width, and folded metric names can't be searched for
     colours = {"fresh": "green", "stale": "yellow", "unknown": "red"}
     for sample in samples:
         title = f"{mapping.engine}, rank {sample.rank}, model {sample.model or 'not named'}"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.engine import EngineRequest, EngineScheduler, params_named
+from sim.engine import EngineRequest, EngineScheduler, FinishedRequest, params_named
 from sim.engine.step_model import attention_ktok2, step_ms
 
 S2 = params_named("S2")
@@ -122,6 +122,36 @@ def test_newest_sequence_is_preempted_and_completes_later() -> None:
     assert engine.counters.prompt_tokens == 120  # recomputing counts in no prompt counter
     assert engine.counters.generation_tokens == 120
     assert engine.kv.used_blocks == 0
+
+
+def test_preempted_sequence_returns_to_the_head_of_the_queue() -> None:
+    engine = EngineScheduler(S2, kv_tokens=160, max_num_seqs=2)
+    for name, prompt, output in (("old", 60, 60), ("new", 60, 60), ("late", 10, 10)):
+        engine.submit(EngineRequest(name, prompt, output), 0.0)
+    finished: dict[str, FinishedRequest] = {}
+    now_ms = 0.0
+    while (result := engine.step(now_ms)) is not None:
+        now_ms += result.duration_ms
+        finished |= {done.request_id: done for done in result.finished}
+    assert finished["new"].preemptions >= 1
+    # A block for the late one was free all the time, but it must not overtake.
+    assert finished["late"].scheduled_ms >= finished["old"].finished_ms
+
+
+def test_step_that_preempts_admits_nobody() -> None:
+    engine = EngineScheduler(S2, kv_tokens=160, max_num_batched_tokens=64)
+    engine.submit(EngineRequest("old", 60, 60), 0.0)
+    engine.submit(EngineRequest("new", 60, 60), 0.0)
+    now_ms = 0.0
+    while engine.counters.preemptions == 0:
+        duration_ms = engine.start_step(now_ms)
+        assert duration_ms is not None
+        now_ms += duration_ms
+        if engine.counters.preemptions:
+            assert (engine.running, engine.waiting) == (1, 1)  # though a chunk of it would fit
+        engine.finish_step(now_ms)
+    engine.step(now_ms)
+    assert (engine.running, engine.waiting) == (2, 0)
 
 
 def test_cancel_frees_at_once_queued_running_and_in_mid_step() -> None:

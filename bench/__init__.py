@@ -1,0 +1,1 @@
+"""Benchmarks: each prints a table, states the machine, and writes the same figures as JSON."""

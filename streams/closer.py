@@ -1,0 +1,240 @@
+"""The closer: decisions whose router died end as ``lost``, exactly one outcome each."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import faust
+import msgspec
+import structlog
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
+
+from minds.closing import Ending, Ledger, Mark, OpenDecision, RouterWatch, lost_outcome, open_decision
+from schemas.codec import Refused, decode_events, envelope_headers, to_json
+from schemas.envelopes import Envelope
+from schemas.outcomes import Outcome
+from schemas.topics import DECISIONS, OUTCOMES, ROUTERS, Topic
+from streams.faust_tables import Ownership, Settler, Write, raw_table, raw_topic
+from streams.health import Health, Metrics
+from streams.lag import OffsetProbe, Place
+from streams.options import StreamsOptions
+from transport.clock import monotonic_ms, now_ms
+from transport.dead_letters import DeadLetterWriter, TooManyDeadLetters
+from transport.table_reader import TableReader
+
+log = structlog.get_logger(__name__)
+
+TABLE = "open_decisions"
+READER_SILENT_MS = 5_000.0
+_ENTRY = msgspec.msgpack.Decoder(OpenDecision | Mark)
+_OFFSET = b"o|"
+_DECISION = b"d|"
+
+
+class Closer:
+    """Follows decisions and outcomes of the owned partitions, and closes what nobody else will.
+
+    The table holds open decisions and, per topic partition, the offset up to which they are complete: the
+    offsets are written last, so a crash replays a little and nothing is opened again that was closed.
+    """
+
+    def __init__(
+        self,
+        options: StreamsOptions,
+        app: faust.App,
+        reader: TableReader,
+        producer: AIOKafkaProducer,
+        boot: str,
+        dead_letters: DeadLetterWriter,
+        probe: OffsetProbe,
+        health: Health,
+        metrics: Metrics,
+    ) -> None:
+        self._probe = probe
+        self._options = options
+        self._app = app
+        self._reader = reader
+        self._producer = producer
+        self._producer_id = f"{options.worker_id}.closer"
+        self._boot = boot
+        self._seq = 0
+        self._dead = dead_letters
+        self._health = health
+        self._metrics = metrics
+        self._table = raw_table(app, TABLE)
+        self._ledgers: dict[int, Ledger] = {}
+        self._applied: dict[Place, int] = {}
+        self._unstored: set[Place] = set()
+        self._pending: set[str] = set()
+        self._watch = RouterWatch()
+        self._ends: dict[Place, int] | None = None
+        self._settle_from_ms = 0.0
+        self.settler = Settler(self._collect)
+        self.ownership = Ownership(app, DECISIONS.name)
+        self.ownership.follow(self._table, self._load, self._lose)
+        app.agent(raw_topic(app, DECISIONS.name), name="decisions", concurrency=1)(self._take_decisions)
+        app.agent(raw_topic(app, OUTCOMES.name), name="outcomes", concurrency=1)(self._take_outcomes)
+
+    # ------------------------------------------------------------------------------------------- the table
+
+    def _load(self, partitions: frozenset[int]) -> None:
+        self._ledgers = {partition: Ledger() for partition in partitions}
+        for key, value in list(self._table.data.items()):
+            if value is None:
+                continue
+            partition, _, name = key[2:].decode().partition("|")
+            if int(partition) not in partitions:
+                continue
+            ledger = self._ledgers[int(partition)]
+            if key.startswith(_OFFSET):
+                self._applied[name, int(partition)] = msgspec.msgpack.decode(value)
+            elif isinstance(entry := _ENTRY.decode(value), Mark):
+                ledger.marks[name] = entry
+            else:
+                ledger.open[name] = entry
+        self._ends, self._settle_from_ms = None, monotonic_ms()
+        still_open = sum(len(ledger.open) for ledger in self._ledgers.values())
+        log.info("table_recovered", table=TABLE, open=still_open, partitions=sorted(partitions))
+
+    def _lose(self) -> None:
+        self._ledgers, self._applied = {}, {}
+        self._unstored, self._pending = set(), set()
+        self.settler.drop()
+
+    def _collect(self) -> list[Write]:
+        writes: list[Write] = []
+        for partition, ledger in self._ledgers.items():
+            for decision_id in ledger.changed:
+                key = _DECISION + f"{partition}|{decision_id}".encode()
+                entry = ledger.open.get(decision_id) or ledger.marks.get(decision_id)
+                if entry is not None:
+                    writes.append((self._table, key, msgspec.msgpack.encode(entry), partition))
+                elif key in self._table.data:
+                    writes.append((self._table, key, None, partition))
+            ledger.changed.clear()
+        for topic, partition in self._unstored:
+            key = _OFFSET + f"{partition}|{topic}".encode()
+            value = msgspec.msgpack.encode(self._applied[topic, partition])
+            writes.append((self._table, key, value, partition))
+        self._unstored.clear()
+        return writes
+
+    # ------------------------------------------------------------------------------------------ the agents
+
+    async def _take_decisions(self, stream: Any) -> None:
+        await self._take_all(stream, DECISIONS)
+
+    async def _take_outcomes(self, stream: Any) -> None:
+        await self._take_all(stream, OUTCOMES)
+
+    async def _take_all(self, stream: Any, topic: Topic) -> None:
+        async for event in stream.noack().events():
+            message = event.message
+            try:
+                self._take(topic, message)
+            except Refused as refused:
+                # Of outcomes, the combiner puts bad ones aside: one dead letter a record is enough.
+                if topic is DECISIONS and not await self._put_aside(message, refused):
+                    return
+            except Exception as error:  # a record that we can't handle must not stop the rest
+                log.exception("record_failed", topic=topic.name, offset=message.offset)
+                reason = f"{topic.name}: the record could not be taken: {type(error).__name__}."
+                if not await self._put_aside(message, Refused("impossible_value", reason)):
+                    return
+            self.settler.note(event)
+
+    def _take(self, topic: Topic, message: Any) -> None:
+        at = (topic.name, message.partition)
+        ledger = self._ledgers.get(message.partition)
+        if ledger is None or message.offset <= self._applied.get(at, -1):
+            return
+        self._applied[at] = message.offset
+        self._unstored.add(at)
+        events = decode_events(topic, tuple(message.headers or ()), message.value).events
+        if topic is DECISIONS:
+            producer = (message.key or b"").decode("utf-8", "replace")
+            for decision in events:
+                ledger.decided(open_decision(decision, producer))
+            self._dead.accepted()
+            self._metrics.events.labels(topic.name).inc(len(events))
+            return
+        now = now_ms()
+        for outcome in events:
+            self._pending.discard(outcome.decision_id)
+            ledger.ended(outcome.decision_id, now)
+
+    async def _put_aside(self, message: Any, refused: Refused) -> bool:
+        self._metrics.dead.labels(message.topic).inc()
+        headers = tuple(message.headers or ())
+        try:
+            await self._dead.write(
+                message.topic, message.partition, message.offset, headers, message.value, refused
+            )
+        except TooManyDeadLetters as error:
+            self._health.fail("closer", str(error))
+            return False
+        return True
+
+    # ------------------------------------------------------------------------------------------- the timer
+
+    async def run(self) -> None:
+        """Close and store each second until cancelled; broker trouble is waited out."""
+        while True:
+            await asyncio.sleep(self._options.store_ms / 1000.0)
+            try:
+                await self._tick()
+            except (KafkaError, OSError, TimeoutError) as error:
+                log.warning("closer_interrupted", error=repr(error))
+
+    async def _tick(self) -> None:
+        reading = self._reader.caught_up and self._reader.silent_ms < READER_SILENT_MS
+        routers = [seen.row for seen in self._reader.view(ROUTERS).rows()]
+        self._watch.observe(routers, now_ms(), reading=reading)
+        self._metrics.table_keys.labels(TABLE).set(sum(len(each.open) for each in self._ledgers.values()))
+        if not self.ownership.recovered:
+            return
+        await self.settler.settle()
+        if not reading or not await self._caught_up():
+            return
+        if monotonic_ms() - self._settle_from_ms < self._options.settle_ms:
+            return
+        now = now_ms()
+        for partition, ledger in list(self._ledgers.items()):
+            ledger.forget_marks(self._options.closing, now)
+            for entry, ending in ledger.lost(self._watch, self._options.closing, now):
+                if entry.decision_id not in self._pending:
+                    self._pending.add(entry.decision_id)
+                    await self._emit(partition, entry, ending, now)
+
+    async def _caught_up(self) -> bool:
+        """Whether both topics have been read at least up to where they ended at the takeover."""
+        if self._ends is None:
+            names = [topic.name for topic in (DECISIONS, OUTCOMES)]
+            self._ends = await self._probe.ends([(name, p) for name in names for p in self._ledgers])
+        self._ends = {at: end for at, end in self._ends.items() if self._applied.get(at, -1) < end - 1}
+        return not self._ends
+
+    async def _emit(self, partition: int, entry: OpenDecision, ending: Ending, now: int) -> None:
+        envelope: Envelope[Outcome] = Envelope[Outcome](
+            producer=self._producer_id,
+            boot=self._boot,
+            seq=self._seq,
+            sent_at_ms=now,
+            events=[lost_outcome(entry, ending, now)],
+        )
+        try:
+            await self._producer.send_and_wait(
+                OUTCOMES.name,
+                to_json(envelope),
+                key=entry.producer.encode(),
+                partition=partition,
+                headers=envelope_headers(Outcome),
+            )
+        except (KafkaError, OSError):
+            self._pending.discard(entry.decision_id)
+            raise
+        self._seq += 1
+        self._metrics.lost.inc()
+        log.info("decision_lost", decision=entry.decision_id, router=entry.router, ending=ending)

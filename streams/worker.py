@@ -1,0 +1,120 @@
+"""One streams worker: combiner, Faust app, publisher, grants and closer in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from schemas.topics import TOPICS
+from streams.capacity import TABLES, CapacityStage
+from streams.closer import TABLE as OPEN_DECISIONS
+from streams.closer import Closer
+from streams.combiner import Combiner
+from streams.faust_tables import build_app, changelog_topics
+from streams.health import Health, Metrics, serve_health
+from streams.lag import LagWatch, OffsetProbe
+from streams.options import StreamsOptions
+from streams.publisher import READ, Publisher
+from transport.admin import ensure_topics
+from transport.clock import now_ms
+from transport.dead_letters import DeadLetterWriter
+from transport.producer import RowProducer, start_producer
+from transport.table_reader import TableReader
+
+log = structlog.get_logger(__name__)
+
+
+async def run_worker(options: StreamsOptions, stop: asyncio.Event) -> None:
+    """Run one worker until ``stop`` is set.
+
+    Raises transport.errors.BrokerUnavailable where no broker answers at the start, and OSError where the
+    HTTP port is taken. A component that fails later turns ``/healthz`` red; the others go on.
+    """
+    health, metrics = Health(), Metrics()
+    web = await serve_health(health, metrics, options.host, options.port)
+    tasks: list[asyncio.Task[None]] = []
+    producer = reader = app = probe = None
+    try:
+        changelogs = changelog_topics(options.app_id, (*TABLES, OPEN_DECISIONS))
+        await ensure_topics(options.bootstrap, TOPICS, extra=changelogs)
+        producer = await start_producer(options.bootstrap, linger_ms=2)
+        reader = TableReader(options.bootstrap, READ)
+        await reader.start()
+        boot = f"{now_ms():x}-{os.urandom(3).hex()}"
+        limit = options.dead_letter_run_limit
+
+        def dead_letters(component: str) -> DeadLetterWriter:
+            return DeadLetterWriter(producer, f"{options.worker_id}.{component}", run_limit=limit)
+
+        probe = OffsetProbe(options.bootstrap)
+        app = build_app(options)
+        stage = CapacityStage(app, dead_letters("capacity"), health, metrics)
+        closer = Closer(options, app, reader, producer, boot, dead_letters("closer"), probe, health, metrics)
+        lag = LagWatch(probe, {"capacity": stage.settler, "closer": closer.settler}, options, health)
+        combiner = Combiner(options, producer, dead_letters("combiner"), health, metrics)
+        publisher = Publisher(options, stage, reader, RowProducer(producer), health, metrics)
+        health.add("faust", live=lambda: _crashed(app), ready=lambda: _crashed(app))
+        gc.set_threshold(200_000, 50, 100)
+        gc.freeze()
+        for name, coroutine in (
+            ("combiner", combiner.run()),
+            ("faust", _run_faust(app)),
+            ("capacity", stage.run(options.store_ms)),
+            ("publisher", publisher.run()),
+            ("closer", closer.run()),
+            ("lag", lag.run()),
+        ):
+            tasks.append(asyncio.create_task(_guard(name, coroutine, health), name=name))
+        log.info("streams_started", worker=options.worker_id, kafka=options.bootstrap, boot=boot)
+        await stop.wait()
+        log.info("streams_stopping", worker=options.worker_id)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if app is not None:
+            await _stop_faust(app)
+        if probe is not None:
+            await probe.stop()
+        if reader is not None:
+            await reader.stop()
+        if producer is not None:
+            await producer.stop()
+        await web.cleanup()
+
+
+async def _guard(name: str, coroutine: Coroutine[Any, Any, None], health: Health) -> None:
+    """A component that ends by an exception is a failure that the health page shows."""
+    try:
+        await coroutine
+    except Exception as error:
+        log.exception("component_crashed", component=name)
+        health.fail(name, f"The {name} crashed: {type(error).__name__}: {error}"[:500])
+
+
+async def _run_faust(app: Any) -> None:
+    app.finalize()
+    await app.start()
+    await app.wait_until_stopped()
+
+
+async def _stop_faust(app: Any) -> None:
+    try:
+        await asyncio.wait_for(app.stop(), 10.0)
+    except Exception as error:  # it stops anyway; what was not settled comes again
+        log.warning("faust_not_stopped_cleanly", error=repr(error))
+
+
+def _crashed(app: Any) -> str | None:
+    if app.crashed:
+        return f"Faust crashed: {app.crash_reason!r}."[:500]
+    for agent in app.agents.values():
+        for actor in agent._actors:
+            if actor.crashed:
+                return f"The agent {agent.name} crashed: {actor.crash_reason!r}."[:500]
+    return None

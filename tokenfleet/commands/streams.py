@@ -1,0 +1,108 @@
+"""``tokenfleet streams``: one streams worker. Start several with ids of their own to scale out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from streams.options import StreamsOptions
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the CLI."""
+    app.command("streams")(streams)
+
+
+def streams(
+    kafka: Annotated[str, typer.Option(help="The broker, HOST:PORT.")] = "127.0.0.1:9092",
+    worker_id: Annotated[
+        str,
+        typer.Option(help="Stable and unique: a restarted worker gets its partitions back at once by it."),
+    ] = "streams-0",
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="Port for /healthz, /readyz, /metrics; 0: any free.")
+    ] = 9106,
+    host: Annotated[str, typer.Option(help="Address of the worker's own HTTP.")] = "127.0.0.1",
+    data: Annotated[Path, typer.Option(help="Folder for what the worker keeps on disk.")] = Path(
+        ".tokenfleet/streams"
+    ),
+    flush_ms: Annotated[
+        float, typer.Option(min=20, max=5_000, help="Length of an interval of the combiner, in ms.")
+    ] = 250.0,
+    app_id: Annotated[str, typer.Option(help="Prefix of the groups and changelogs.")] = "tokenfleet",
+    lost_after_ms: Annotated[
+        float, typer.Option(min=0, help="A decision is lost so long after its deadline, in ms.")
+    ] = 30_000.0,
+    router_silent_ms: Annotated[
+        float, typer.Option(min=1_000, help="A router is dead after so much silence, in ms.")
+    ] = 15_000.0,
+) -> None:
+    """Run one streams worker until SIGTERM or Ctrl-C: combiner, tables, published rows, grants, closing."""
+    import asyncio
+
+    from pydantic import TypeAdapter, ValidationError
+
+    from minds.closing import ClosingTerms
+    from schemas.base import Name
+    from streams.options import StreamsOptions
+    from transport.errors import BrokerUnavailable
+
+    for option, value in (("--worker-id", worker_id), ("--app-id", app_id)):
+        try:
+            TypeAdapter(Name).validate_python(value)
+        except ValidationError:
+            _fail(f"{option} {value!r} is no identifier: use letters, digits and . _ : @ / + - only.")
+    options = StreamsOptions(
+        bootstrap=kafka,
+        worker_id=worker_id,
+        data_dir=data,
+        host=host,
+        port=port,
+        app_id=app_id,
+        flush_ms=flush_ms,
+        closing=ClosingTerms(horizon_ms=lost_after_ms, silent_ms=router_silent_ms),
+    )
+    try:
+        asyncio.run(_run(options))
+    except BrokerUnavailable as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"The worker can't start on {host}:{port} with {data}: {error.strerror or error}.")
+
+
+async def _run(options: StreamsOptions) -> None:
+    import asyncio
+    import signal
+
+    from streams.logs import log_to_stderr
+    from streams.worker import run_worker
+
+    log_to_stderr()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    worker = asyncio.create_task(run_worker(options, stop), name="worker")
+
+    def end() -> None:
+        if stop.is_set() or not options.data_dir.exists():
+            worker.cancel()  # a second signal, or it has not even started
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    try:
+        await worker
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+
+
+def _fail(sentence: str) -> NoReturn:
+    """Say what is wrong and end with status 1."""
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(stderr=True).print(Text(f"error: {sentence}", "red"), soft_wrap=True)
+    raise typer.Exit(1)
