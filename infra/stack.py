@@ -17,6 +17,7 @@ import yaml
 from infra.errors import StackError
 from infra.kafka.embedded import EmbeddedKafka
 from infra.layout import Layout
+from infra.policies import PolicyFileError, load_policy, publish_policy
 from infra.processes import ChildSpec, Supervisor
 from infra.readiness import HttpReady
 from transport.admin import ensure_topics
@@ -140,12 +141,13 @@ class Stack:
         self._on_step("kafka", f"Apache Kafka, {self.bootstrap}")
 
     async def _prepare_topics(self) -> None:
-        from infra.policies import apply_policy, load_policy
-
-        policy = load_policy(self.layout.policy)
+        try:
+            policy = load_policy(self.layout.policy)
+        except PolicyFileError as error:
+            raise StackError(str(error)) from error
         made = await ensure_topics(self.bootstrap)
         self._on_step("topics", f"{len(made)} made from the registry" if made else "all there already")
-        await apply_policy(self.bootstrap, policy)
+        await publish_policy(self.bootstrap, policy)
         self._on_step("policy", self.layout.policy.name)
 
     # --------------------------------------------------------------------------------- the children

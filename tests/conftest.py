@@ -15,7 +15,7 @@ from infra.errors import StackError
 from infra.kafka.embedded import EmbeddedKafka
 from infra.kafka.jars import KAFKA_VERSION
 from infra.kafka.probe import kafka_ready
-from infra.kafka.server_properties import CONTAINER_BROKER_PORT, container_environment
+from infra.kafka.server_properties import container_environment
 from infra.ports import LOOPBACK, free_port
 
 OWN_BROKER_VARIABLE = "TOKENFLEET_TEST_KAFKA"
@@ -112,7 +112,7 @@ def _container() -> Iterator[str]:
     port = free_port()
     container = DockerContainer(f"apache/kafka:{KAFKA_VERSION}")
     # Not `with_bind_ports`: it would publish the port on every interface of this machine.
-    container.ports[f"{CONTAINER_BROKER_PORT}/tcp"] = (LOOPBACK, port)
+    container.ports[f"{port}/tcp"] = (LOOPBACK, port)
     for name, value in container_environment(port).items():
         container.with_env(name, value)
     with container:

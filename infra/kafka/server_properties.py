@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 NODE_ID = 1
 
-CONTAINER_BROKER_PORT = 9092
 CONTAINER_CONTROLLER_PORT = 9093
 
 _MIB = 1024 * 1024
@@ -62,18 +61,18 @@ def broker_settings(broker_port: int, controller_port: int, log_dir: str) -> dic
     }
 
 
-def container_environment(host_port: int) -> dict[str, str]:
+def container_environment(broker_port: int) -> dict[str, str]:
     """The same broker as environment variables of the `apache/kafka` image.
 
-    Inside its container it listens on all interfaces; publish `CONTAINER_BROKER_PORT` on
-    127.0.0.1:`host_port`, which is the address it tells its clients.
+    Publish the container's `broker_port` on the same port of the host's 127.0.0.1: the broker tells its
+    clients that address, and calls itself there too (transaction markers): it must hold inside and outside.
     """
     settings = {
         **_identity(f"{NODE_ID}@127.0.0.1:{CONTAINER_CONTROLLER_PORT}"),
         "listeners": (
-            f"PLAINTEXT://0.0.0.0:{CONTAINER_BROKER_PORT},CONTROLLER://127.0.0.1:{CONTAINER_CONTROLLER_PORT}"
+            f"PLAINTEXT://0.0.0.0:{broker_port},CONTROLLER://127.0.0.1:{CONTAINER_CONTROLLER_PORT}"
         ),
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{host_port}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{broker_port}",
         **TUNING,
     }
     return {f"KAFKA_{name.upper().replace('.', '_')}": value for name, value in settings.items()}

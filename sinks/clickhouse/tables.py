@@ -27,16 +27,17 @@ RECORD_COLUMNS: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True)
 class Table:
-    """One raw table. ``left_out`` names model fields that are not stored, with the reason."""
+    """One raw table. ``left_out`` names model fields that are not stored as they are, with the reason."""
 
     name: str
     topic: Topic
     left_out: Mapping[str, str] = field(default_factory=dict)
+    extra: tuple[Column, ...] = ()
 
     @cached_property
     def event_columns(self) -> list[Column]:
         """The columns of the event or row itself."""
-        return columns_of(self.topic.model, left_out=self.left_out)
+        return [*columns_of(self.topic.model, left_out=self.left_out), *self.extra]
 
     @cached_property
     def column_names(self) -> list[str]:
@@ -58,6 +59,10 @@ class Table:
         return [column.get(event) for column in self.event_columns]
 
 
+def _tenant_residencies(policy: Any) -> dict[str, str]:
+    return {tenant.tenant: tenant.residency for tenant in policy.tenants if tenant.residency is not None}
+
+
 TABLES: tuple[Table, ...] = (
     Table("outcomes_raw", topics.OUTCOMES),
     Table("decisions_raw", topics.DECISIONS),
@@ -71,6 +76,7 @@ TABLES: tuple[Table, ...] = (
         "policy_log",
         topics.POLICY,
         left_out={"tenants": "stored as tenant_residencies: digests of API keys stay out of the store"},
+        extra=(Column("tenant_residencies", "Map(String, String)", _tenant_residencies),),
     ),
     Table("dead_letters", topics.DEAD),
 )

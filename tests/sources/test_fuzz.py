@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import re
@@ -14,6 +15,8 @@ from sources.problems import Unreadable
 MUTATIONS = 10_000
 VLLM = mapping_of("vllm")
 READ = sorted(VLLM.wanted)
+ANY_READ = re.compile("|".join(map(re.escape, READ)))
+CANDIDATES = {(name, one.provenance): one for name, all_of in VLLM.readings.items() for one in all_of}
 JUNK = [
     "NaN",
     "+Inf",
@@ -36,7 +39,7 @@ JUNK = [
 def _mutate(lines: list[str], rng: random.Random) -> bytes:
     """One to three of the accidents that befall text: bits, lines, values, names, types, an early end."""
     lines = list(lines)
-    relevant = [n for n, line in enumerate(lines) if any(name in line for name in READ)]
+    relevant = [n for n, line in enumerate(lines) if ANY_READ.search(line)]
     for _ in range(rng.randint(1, 3)):
         at = rng.choice(relevant) if rng.random() < 0.8 else rng.randrange(len(lines))
         at = min(at, len(lines) - 1)
@@ -64,21 +67,25 @@ def _mutate(lines: list[str], rng: random.Random) -> bytes:
     return body[: rng.randrange(len(body))] if rng.random() < 0.1 else body
 
 
-def _stated(text: str, metric: str) -> list[tuple[str, float]]:
-    """Label text and value of each line that states a value of this metric; another way than the parser's."""
-    pattern = rf"^[ \t]*{re.escape(metric)}[ \t]*(\{{.*\}})?[ \t]*([0-9.eE+-]+)(?:[ \t]+[0-9]+)?[ \t\r]*$"
-    found = []
-    for match in re.finditer(pattern, text, re.MULTILINE):
-        try:
-            found.append((match[1] or "", float(match[2])))
-        except ValueError:
-            continue
+STATES = re.compile(
+    r"[ \t]*([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*(\{.*\})?[ \t]*([0-9.eE+-]+)(?:[ \t]+[0-9]+)?[ \t\r]*"
+)
+Stated = dict[str, list[tuple[str, float]]]
+
+
+def _stated(body: bytes) -> Stated:
+    """Label text and value of each line that states a value, by metric; another way than the parser's."""
+    found: Stated = {}
+    for line in body.decode("utf-8", "replace").split("\n"):
+        if match := STATES.fullmatch(line):
+            with contextlib.suppress(ValueError):
+                found.setdefault(match[1], []).append((match[2] or "", float(match[3])))
     return found
 
 
-def _backed(text: str, sample: EngineSample, candidate: Candidate, value: float) -> bool:
+def _backed(stated: Stated, sample: EngineSample, candidate: Candidate, value: float) -> bool:
     (metric,) = candidate.metrics
-    lines = _stated(text, metric)
+    lines = stated.get(metric, [])
     if candidate.labels_product:
         factors = [
             {int(number) for labels, _ in lines for number in re.findall(rf'\b{label}\s*=\s*"(\d+)"', labels)}
@@ -108,7 +115,7 @@ def test_mutated_pages_never_crash_and_never_give_a_value_they_do_not_state(
             refused += 1
             continue
         assert samples
-        text = body.decode("utf-8", "replace")
+        stated = _stated(body)
         for sample in samples:
             for name, reading in [*sample.gauges, *sample.counters]:
                 if reading.value is None:
@@ -119,8 +126,8 @@ def test_mutated_pages_never_crash_and_never_give_a_value_they_do_not_state(
                 low, high = BOUNDS[name]
                 assert low <= reading.value <= high
                 origin = sample.provenance[name]
-                (used,) = [one for one in VLLM.readings[name] if one.provenance == origin]
-                assert _backed(text, sample, used, reading.value), (name, reading.value)
+                used = CANDIDATES[name, origin]
+                assert _backed(stated, sample, used, reading.value), (name, reading.value)
                 values += 1
     assert refused > 0, "the mutations were too tame"
     assert unknowns > MUTATIONS / 10

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.kafka import server_properties
+from infra.kafka.jars import KAFKA_VERSION
 from infra.kafka.server_properties import broker_settings, container_environment, render
 
 
@@ -65,10 +66,4 @@ def test_the_compose_file_runs_the_same_broker_on_this_machine_only() -> None:
     environment = services["kafka"]["environment"]
     assert environment.pop("KAFKA_LOG_DIRS") in services["kafka"]["volumes"][0]
     assert environment == container_environment(9092)
-    assert services["kafka"]["image"] == f"apache/kafka:{jars_version()}"
-
-
-def jars_version() -> str:
-    from infra.kafka.jars import KAFKA_VERSION
-
-    return KAFKA_VERSION
+    assert services["kafka"]["image"] == f"apache/kafka:{KAFKA_VERSION}"

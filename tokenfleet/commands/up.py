@@ -1,0 +1,72 @@
+"""``tokenfleet up``: the local stack, kept running, with every address printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the CLI."""
+    app.command("up")(up)
+
+
+def up(
+    kafka: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Your Kafka instead of the embedded one.")
+    ] = None,
+    clickhouse: Annotated[
+        str | None, typer.Option(metavar="URL", help="Your ClickHouse instead of the embedded one.")
+    ] = None,
+    data: Annotated[Path, typer.Option(help="Folder for all that the stack keeps.")] = Path(".tokenfleet/up"),
+    policy: Annotated[Path | None, typer.Option(help="Policy file; default: the demo's.")] = None,
+    speed: Annotated[float, typer.Option(min=0.01, max=100, help="Engines' speed.")] = 1.0,
+    any_ports: Annotated[
+        bool, typer.Option("--any-ports", help="Use free ports instead of the documented ones.")
+    ] = False,
+) -> None:
+    """Run the whole loop until Ctrl-C: Kafka, emulated engines, source, Faust worker, routers, sink."""
+    import time
+
+    from rich.console import Console
+
+    from infra.errors import StackError
+    from infra.layout import DEMO_POLICY, MODEL, Layout, fixed_ports, free_ports
+    from infra.signals import exit_on_termination
+    from infra.stack import Stack
+    from transport.errors import BrokerUnavailable
+
+    console = Console()
+    try:
+        ports = free_ports() if any_ports else fixed_ports(embedded_kafka=kafka is None)
+        layout = Layout(
+            data, ports, kafka=kafka, clickhouse=clickhouse, policy=policy or DEMO_POLICY, speed=speed
+        )
+        with exit_on_termination(), Stack(layout, on_step=_step(console)) as stack:
+            console.print(
+                f"\nReady. Ask for something:\n  [cyan]curl {layout.url('router-0')}/v1/chat/completions "
+                f'-d \'{{"model": "{MODEL}", "max_tokens": 20, "messages": '
+                '[{"role": "user", "content": "hello"}]}\'[/]\n'
+                f"  [cyan]curl '{stack.clickhouse_url}/?query=SELECT+*+FROM+tokenfleet.intents+LIMIT+5'[/]\n"
+                "Ctrl-C ends it all; the data stays in "
+                f"{layout.data_dir}.",
+                soft_wrap=True,
+                highlight=False,
+            )
+            while True:
+                time.sleep(1.0)
+                stack.write_state()
+    except (StackError, BrokerUnavailable) as error:
+        Console(stderr=True).print(f"[red]error:[/] {error}", soft_wrap=True, highlight=False)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        console.print("\nStopped; nothing is left running.")
+
+
+def _step(console):  # type: ignore[no-untyped-def]
+    def show(name: str, what: str) -> None:
+        console.print(f"[green]✓[/] [bold]{name:<10}[/] {what}", highlight=False, soft_wrap=True)
+
+    return show
