@@ -40,6 +40,7 @@ class Stack:
         self._on_step = on_step or (lambda name, what: None)
         self._supervisor = Supervisor(layout.data_dir)
         self._kafka: EmbeddedKafka | None = None
+        self._kafka_restarts = 0
         self._lock: IO[str] | None = None
         self.bootstrap = layout.kafka or ""
 
@@ -92,13 +93,24 @@ class Stack:
             self._lock.close()
             self._lock = None
 
+    def look_after(self) -> None:
+        """To be called about once a second: starts a dead broker again and brings ``stack.json`` up to date.
+
+        Raises StackError where a part is gone for good.
+        """
+        if self._kafka is not None and self._kafka.pid is None:
+            self._kafka.start()
+            self._kafka_restarts += 1
+        self._supervisor.check()
+        self.write_state()
+
     def write_state(self) -> None:
         """Write addresses, pids and restarts to ``stack.json``, for tools and people."""
         children = {
             child.name: {"pid": child.pid, "restarts": child.restarts} for child in self._supervisor.children
         }
         if self._kafka is not None:
-            children["kafka"] = {"pid": self._kafka.pid, "restarts": 0}
+            children["kafka"] = {"pid": self._kafka.pid, "restarts": self._kafka_restarts}
         state = {
             "kafka": self.bootstrap,
             "clickhouse": self.clickhouse_url,
@@ -112,7 +124,9 @@ class Stack:
 
     def restarts(self) -> dict[str, int]:
         """How often each part had to be started again."""
-        return {child.name: child.restarts for child in self._supervisor.children if child.restarts}
+        counts = {child.name: child.restarts for child in self._supervisor.children}
+        counts["kafka"] = self._kafka_restarts
+        return {name: count for name, count in counts.items() if count}
 
     def _take_folder(self) -> None:
         folder = self.layout.data_dir
@@ -136,9 +150,13 @@ class Stack:
             self._on_step("kafka", f"yours, {self.bootstrap}")
             return
         self._kafka = EmbeddedKafka(self.layout.data_dir / "kafka", port=self.layout.ports["kafka"])
-        self._kafka.start()
+        self._kafka.start(progress=self._fetching)
         self.bootstrap = self._kafka.bootstrap
         self._on_step("kafka", f"Apache Kafka, {self.bootstrap}")
+
+    def _fetching(self, done: int, total: int) -> None:
+        if done == total:
+            self._on_step("fetched", f"{total} jars of Apache Kafka")
 
     async def _prepare_topics(self) -> None:
         try:

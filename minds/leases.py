@@ -389,7 +389,7 @@ class _Floor:
 class Holder:
     """A router's leases and what it has in flight under them. Times are its own monotonic clock in ms."""
 
-    WANT_FADES_MS = 3000.0
+    WANT_HALF_LIFE_MS = 1000.0
     KEPT_REQUESTS = 600
 
     def __init__(self, name: str, boot: str, *, floor_valid_ms: float = FORGET_MS) -> None:
@@ -476,12 +476,13 @@ class Holder:
             floor.in_flight = max(0.0, floor.in_flight - ticket.work_tokens)
 
     def want(self, region: str, pool: str, service_class: str, work_tokens: float, now_ms: float) -> None:
-        """Note work that could not be admitted: the next report asks for it. Fades within seconds."""
+        """Note work that could not be admitted: the next report asks for it. Fades by half each second."""
         held = self._held.setdefault((region, pool, service_class), _Held())
-        if now_ms - held.wanted_at_ms > self.WANT_FADES_MS:
-            held.wanted_extra = 0.0
-        held.wanted_extra += work_tokens
+        held.wanted_extra = self._faded(held, now_ms) + work_tokens
         held.wanted_at_ms = now_ms
+
+    def _faded(self, held: _Held, now_ms: float) -> float:
+        return held.wanted_extra * 0.5 ** ((now_ms - held.wanted_at_ms) / self.WANT_HALF_LIFE_MS)
 
     def demands(self, now_ms: float) -> list[Demand]:
         """What the next heartbeat reports. In flight plus a half as much again, plus what was refused."""
@@ -491,8 +492,7 @@ class Holder:
                 pool=pool,
                 service_class=service_class,
                 in_flight_work_tokens=held.in_flight,
-                wanted_work_tokens=1.5 * held.in_flight
-                + (held.wanted_extra if now_ms - held.wanted_at_ms <= self.WANT_FADES_MS else 0.0),
+                wanted_work_tokens=1.5 * held.in_flight + self._faded(held, now_ms),
                 held_epoch=held.stamp[0] if held.stamp else None,
                 held_version=held.stamp[1] if held.stamp else None,
             )

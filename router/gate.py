@@ -68,7 +68,7 @@ class AdmissionGate:
         at_ms = now_ms()
         service_class, work = ask.level.name, ask.sizes.work_tokens
         needs_ms = self._service.typical_ms(service_class) or 0.0
-        if at_ms + needs_ms > deadline_at_ms:
+        if at_ms + needs_ms >= deadline_at_ms:
             raise self._refusal(ask, DEADLINE_UNREACHABLE, None)
         policy = self._policy()
         if not policy.capped(ask.pool) or not policy.admission_acts:

@@ -31,6 +31,8 @@ from schemas.topics import INSTANCES
 from transport.clock import now_ms
 
 CODE_VERSION = f"tokenfleet/{importlib.metadata.version('tokenfleet')}"
+STILL_TRUE_MS = 2
+"""A survey older than this is made again before the instance is chosen."""
 Key = tuple[str, str]
 """(instance, boot)."""
 
@@ -96,8 +98,7 @@ class Placer:
             took_s = time.perf_counter() - began
             ticket = await self._gate.admit(ask, regions, deadline_at_ms)
             began = time.perf_counter()
-            waited = now_ms() - survey.at_ms > 0
-            if waited:
+            if now_ms() - survey.at_ms > STILL_TRUE_MS:
                 survey = self.survey(ask, tried, seed)
             inside = [i for i, member in enumerate(survey.members) if member.region == ticket.region]
             if not inside:

@@ -22,6 +22,8 @@ from transport.producer import EventProducer, RowProducer, start_producer
 from transport.table_reader import TableReader
 
 log = structlog.get_logger(__name__)
+_LEAVE_S = 5.0
+"""How long to wait for the broker when leaving; what it has not taken by then is lost with the process."""
 
 
 class PortTaken(RuntimeError):  # noqa: N818 - reads as what happened
@@ -112,7 +114,11 @@ class RouterService:
         await self._reader.stop()
         await self._events.close()
         await self._engines.close()
-        await self._producer.stop()
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                await self._producer.stop()
+        except TimeoutError:
+            log.warning("broker_away_at_stop", router=self._options.router)
         log.info("router_stopped", router=self._options.router)
 
 

@@ -41,8 +41,8 @@ class Tenant(Record):
 class Cap(Record):
     """The static cap of a pool and the terms of its leases."""
 
-    pool: Annotated[str, Field(max_length=200, pattern=r"^(\*|[A-Za-z0-9._:/+\-]+@[A-Za-z0-9._:/+\-]+)$")] = (
-        Field(default="*", description="A pool or * for all.")
+    pool: Annotated[str, Field(max_length=200, pattern=r"^(\*|[A-Za-z0-9._:@/+\-]+)$")] = Field(
+        default="*", description="A pool or * for all."
     )
     work_tokens_per_endpoint: WorkTokens | None = Field(default=None, description="None: no cap.")
     floor_work_tokens: WorkTokens = Field(

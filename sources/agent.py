@@ -11,6 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import structlog
+from aiokafka import AIOKafkaProducer
 
 from schemas.topics import ENDPOINTS, TELEMETRY
 from sources.agent_metrics import AgentMetrics
@@ -58,6 +59,7 @@ class SourceAgent:
         self._file = WatchedFile.load(settings.config)
         self._watched: dict[str, _Watched] = {}
         self._arrivals = 0
+        self._producer: AIOKafkaProducer | None = None
         self._events: EventProducer | None = None
         self._registry: EndpointRegistry | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -71,7 +73,11 @@ class SourceAgent:
         self._events = EventProducer(self._producer, producer_id=self.settings.agent_id, boot=self.boot)
         self._registry = EndpointRegistry(RowProducer(self._producer), epoch=self.started_at_ms)
         self._registry.start()
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, limit_per_host=4))
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, limit_per_host=4),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None),  # each scrape as a whole is bounded
+        )
         self._apply(self._file.config.endpoints)
         self._follow_task = asyncio.create_task(self._follow(), name="discovery")
         log.info(
@@ -91,12 +97,11 @@ class SourceAgent:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
-        if self._registry is not None:
-            await self._registry.close()
-        if self._events is not None:
-            await self._events.close(timeout_s=3.0)
+        if self._registry is not None and self._events is not None:
+            await asyncio.gather(self._registry.close(timeout_s=2.0), self._events.close(timeout_s=2.0))
+        if self._producer is not None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._producer.stop(), 5.0)
+                await asyncio.wait_for(self._producer.stop(), 2.0)
         log.info("source_stopped", agent=self.settings.agent_id)
 
     def watches(self) -> list[EndpointWatch]:

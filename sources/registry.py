@@ -33,6 +33,7 @@ class EndpointRegistry:
         self._waiting: dict[_Slot, tuple[str, EndpointRow | None]] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.healthy = True
@@ -73,6 +74,7 @@ class EndpointRegistry:
 
     async def _write_waiting(self) -> None:
         batch, self._waiting = self._waiting, {}
+        self._in_flight = len(batch)
         sent: list[tuple[_Slot, tuple[str, EndpointRow | None], asyncio.Future[object]]] = []
         failed: list[tuple[_Slot, tuple[str, EndpointRow | None]]] = []
         error: BaseException | None = None
@@ -90,6 +92,7 @@ class EndpointRegistry:
                 error = result
             else:
                 self.written += 1
+        self._in_flight = 0
         if error is None:
             if not self.healthy:
                 log.info("endpoint_rows_written_again")
@@ -114,7 +117,7 @@ class EndpointRegistry:
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
-            log.error("endpoint_rows_lost_at_close", rows=len(self._waiting))
+            log.error("endpoint_rows_lost_at_close", rows=len(self._waiting) + self._in_flight)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -23,7 +23,7 @@ from minds.capacity.folds import (
 from minds.merge import apply_rollup
 from schemas.codec import Refused, decode_events
 from schemas.topics import ROLLUPS
-from streams.faust_tables import BatchedTable, Ownership, Settler, Write, raw_table, raw_topic
+from streams.faust_tables import BatchedTable, Ownership, Settler, Write, raw_table, stateful_agent
 from streams.health import Health, Metrics
 from streams.interval import rollup_partition
 from transport.clock import now_ms
@@ -56,7 +56,7 @@ class CapacityStage:
         self.ownership = Ownership(app, ROLLUPS.name)
         for table in self._tables.values():
             self.ownership.follow(table, self._loader(table), self._lost)
-        app.agent(raw_topic(app, ROLLUPS.name), name="capacity", concurrency=1)(self._apply_all)
+        stateful_agent(app, ROLLUPS.name, self._apply_all, health)
 
     # ------------------------------------------------------------------------------------------ the tables
 

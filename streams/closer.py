@@ -16,7 +16,7 @@ from schemas.codec import Refused, decode_events, envelope_headers, to_json
 from schemas.envelopes import Envelope
 from schemas.outcomes import Outcome
 from schemas.topics import DECISIONS, OUTCOMES, ROUTERS, Topic
-from streams.faust_tables import Ownership, Settler, Write, raw_table, raw_topic
+from streams.faust_tables import Ownership, Settler, Write, raw_table, stateful_agent
 from streams.health import Health, Metrics
 from streams.lag import OffsetProbe, Place
 from streams.options import StreamsOptions
@@ -74,8 +74,8 @@ class Closer:
         self.settler = Settler(self._collect)
         self.ownership = Ownership(app, DECISIONS.name)
         self.ownership.follow(self._table, self._load, self._lose)
-        app.agent(raw_topic(app, DECISIONS.name), name="decisions", concurrency=1)(self._take_decisions)
-        app.agent(raw_topic(app, OUTCOMES.name), name="outcomes", concurrency=1)(self._take_outcomes)
+        stateful_agent(app, DECISIONS.name, self._take_decisions, health)
+        stateful_agent(app, OUTCOMES.name, self._take_outcomes, health)
 
     # ------------------------------------------------------------------------------------------- the table
 

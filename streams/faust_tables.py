@@ -11,6 +11,7 @@ from aiokafka.admin import NewTopic
 from faust.tables.table import Table
 
 from schemas.topics import DAY_MS, MAX_RECORD_BYTES
+from streams.health import Health
 from streams.options import StreamsOptions
 
 PARTITIONS = 4
@@ -66,7 +67,30 @@ def build_app(options: StreamsOptions) -> faust.App:
 
 def raw_topic(app: faust.App, name: str) -> Any:
     """A topic of the registry as bytes; decoding is ours, so that a bad record can't stop Faust."""
-    return app.topic(name, key_type=bytes, value_type=bytes, allow_empty=True, partitions=PARTITIONS)
+    return app.topic(
+        name,
+        key_type=bytes,
+        value_type=bytes,
+        key_serializer="raw",  # the type alone would still be read as JSON
+        value_serializer="raw",
+        allow_empty=True,
+        partitions=PARTITIONS,
+    )
+
+
+def stateful_agent(app: faust.App, topic: str, process: Callable[[Any], Any], health: Health) -> None:
+    """Run ``process`` over a topic, one event after the other. One that ends by an exception is a failure:
+    Faust would restart it and skip what it had in hand.
+    """
+
+    async def guarded(stream: Any) -> None:
+        try:
+            await process(stream)
+        except Exception as error:
+            health.fail(f"agent_{topic}", f"The agent of {topic} crashed: {error!r}."[:500])
+            raise
+
+    app.agent(raw_topic(app, topic), name=topic, concurrency=1)(guarded)
 
 
 def raw_table(app: faust.App, name: str) -> BatchedTable:

@@ -113,8 +113,4 @@ async def _stop_faust(app: Any) -> None:
 def _crashed(app: Any) -> str | None:
     if app.crashed:
         return f"Faust crashed: {app.crash_reason!r}."[:500]
-    for agent in app.agents.values():
-        for actor in agent._actors:
-            if actor.crashed:
-                return f"The agent {agent.name} crashed: {actor.crash_reason!r}."[:500]
     return None

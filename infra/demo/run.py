@@ -185,7 +185,7 @@ async def _watching(stack: Stack, display: LiveDisplay) -> AsyncIterator[None]:
                         async with session.get(f"{stack.layout.url(name)}/v1/tables/regions") as answer:
                             display.regions((await answer.json())["rows"])
                             break
-                stack.write_state()
+                await asyncio.to_thread(stack.look_after)
                 await asyncio.sleep(1.0)
 
     task = asyncio.create_task(watch())

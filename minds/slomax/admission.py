@@ -150,7 +150,7 @@ class AdmissionQueue(Generic[T]):
             full: set[tuple[str, str]] = set()
             kept: list[Waiting] = []
             for item in queue:
-                if now_ms + needs_ms > item.deadline_ms:
+                if now_ms + needs_ms >= item.deadline_ms:
                     refused.append((item, DEADLINE_UNREACHABLE))
                 elif now_ms > item.give_up_ms:
                     refused.append((item, NO_LEASE_HEADROOM))

@@ -42,7 +42,17 @@ class InstanceLoad:
     counts never go negative and never leak, also where an endpoint flaps.
     """
 
-    __slots__ = ("_dispatched_at", "_ended", "boot", "instance", "outstanding", "region", "sampled_at_ms")
+    __slots__ = (
+        "_dispatched_at",
+        "_ended",
+        "_ended_since",
+        "_sent_since",
+        "boot",
+        "instance",
+        "outstanding",
+        "region",
+        "sampled_at_ms",
+    )
 
     def __init__(self, instance: str, boot: str, region: str) -> None:
         self.instance = instance
@@ -52,6 +62,8 @@ class InstanceLoad:
         self.sampled_at_ms: float | None = None
         self._dispatched_at: dict[Dispatch, float] = {}
         self._ended: deque[tuple[float, float]] = deque(maxlen=_KEPT_ENDS)
+        self._sent_since = 0
+        self._ended_since = 0
 
     @property
     def in_flight(self) -> int:
@@ -68,17 +80,21 @@ class InstanceLoad:
         if outstanding is None or sampled_at_ms is None:
             self.outstanding = self.sampled_at_ms = None
             self._ended.clear()
+            self._sent_since, self._ended_since = len(self._dispatched_at), 0
             return
         if self.sampled_at_ms is not None and sampled_at_ms < self.sampled_at_ms:
             return
         self.outstanding, self.sampled_at_ms = outstanding, sampled_at_ms
         while self._ended and self._ended[0][1] <= sampled_at_ms:
             self._ended.popleft()
+        self._sent_since = sum(1 for at_ms in self._dispatched_at.values() if at_ms > sampled_at_ms)
+        self._ended_since = sum(1 for at_ms, _ in self._ended if at_ms <= sampled_at_ms)
 
     def dispatched(self, now_ms: float) -> Dispatch:
         """A request goes out to the instance."""
         dispatch = Dispatch(self, now_ms)
         self._dispatched_at[dispatch] = now_ms
+        self._sent_since += self._unseen(now_ms)
         return dispatch
 
     def finished(self, dispatch: Dispatch, now_ms: float) -> None:
@@ -87,22 +103,21 @@ class InstanceLoad:
             return
         dispatch.done = True
         self._dispatched_at.pop(dispatch, None)
+        if self._unseen(dispatch.at_ms):
+            self._sent_since -= 1
+        elif self._unseen(now_ms):
+            self._ended_since += 1
         if self.sampled_at_ms is not None:
             self._ended.append((dispatch.at_ms, now_ms))
 
     def since_sample(self) -> tuple[int, int]:
         """``(sent, ended)``: own requests in flight that the sample can't have seen, and those that it saw
         but that have ended since."""
-        sample = self.sampled_at_ms
-        if sample is None:
-            return len(self._dispatched_at), 0
-        sent = 0
-        for at_ms in reversed(self._dispatched_at.values()):  # in order of dispatch
-            if at_ms <= sample:
-                break
-            sent += 1
-        ended = sum(1 for at_ms, end_ms in self._ended if at_ms <= sample < end_ms)
-        return sent, ended
+        return self._sent_since, self._ended_since
+
+    def _unseen(self, at_ms: float) -> bool:
+        """Whether the sample can't have seen what happened then."""
+        return self.sampled_at_ms is None or at_ms > self.sampled_at_ms
 
 
 @dataclass(frozen=True, slots=True)

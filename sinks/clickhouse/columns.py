@@ -20,7 +20,15 @@ from schemas.readings import Reading
 Getter = Callable[[Any], Any]
 TIMESTAMP = "DateTime64(3, 'UTC')"
 FREE_TEXT = frozenset(
-    {"decision_id", "intent_id", "lease_id", "rule", "reason", "url", "sha256", "origin_offset", "excluded_by"}
+    {
+        "decision_id",
+        "intent_id",
+        "lease_id",
+        "rule",
+        "reason",
+        "url",
+        "sha256",
+    }
 )
 """String fields with too many different values for a dictionary."""
 UNPREFIXED = frozenset({"gauges", "counters"})
@@ -97,12 +105,15 @@ def _scalar(name: str, annotation: Any, nullable: bool, bounds: list[Any]) -> st
     elif annotation is int:
         plain = _unsigned(bounds)
     else:
-        raise TypeError(f"{name}: there is no column type for {annotation!r}; teach sinks.clickhouse.columns.")
+        raise TypeError(
+            f"{name}: there is no column type for {annotation!r}; teach sinks.clickhouse.columns."
+        )
     return f"Nullable({plain})" if nullable else plain
 
 
 def _unsigned(bounds: list[Any]) -> str:
-    most = min((item.le for item in bounds if isinstance(item, at.Le)), default=2**63)
+    limits: list[Any] = [item.le for item in bounds if isinstance(item, at.Le)]
+    most = min(limits, default=2**63)
     return "UInt16" if most < 2**16 else "UInt32" if most < 2**32 else "UInt64"
 
 

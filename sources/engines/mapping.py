@@ -109,6 +109,12 @@ class Mapping(_Part):
         return self.gauges | self.counters
 
     @cached_property
+    def own_metrics(self) -> frozenset[str]:
+        """Metrics whose series say which ranks and models there are (those that are shared don't)."""
+        every = (one for candidates in self.readings.values() for one in candidates if not one.shared)
+        return frozenset(name for one in every for name in one.metrics)
+
+    @cached_property
     def wanted(self) -> frozenset[str]:
         """All sample names that any candidate reads."""
         every = [*self.readings.values(), self.process_started_at_ms]

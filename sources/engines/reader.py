@@ -104,18 +104,11 @@ def _sample(
 
 def _groups(text: Exposition, mapping: Mapping) -> tuple[list[Group], list[Problem]]:
     """All (rank, model) that the text names; (0, None) where it names none."""
-    own = {
-        name
-        for candidates in mapping.readings.values()
-        for one in candidates
-        if not one.shared
-        for name in one.metrics
-    }
     ranks: set[int] = set()
     found: set[Group] = set()
     problems: dict[str, Problem] = {}
-    for name in own:
-        for series in text.series.get(name, ()):
+    for name in mapping.own_metrics & text.series.keys():
+        for series in text.series[name]:
             rank, model = _rank_of(series, mapping), _model_of(series, mapping)
             if rank is _BAD or model is _BAD:
                 sentence = f"{name} has a series whose rank or model label is none: {_shown(series)}."

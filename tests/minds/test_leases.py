@@ -248,7 +248,8 @@ def test_no_lease_is_a_refusal_with_its_rule_and_is_asked_for_next() -> None:
     refusal = holder.admit(REGION, POOL, "batch", 50.0, 100.0)
     assert isinstance(refusal, Refusal)
     assert refusal.rule == "no_lease_headroom"
-    assert holder.demands(200.0)[0].wanted_work_tokens == 50.0
+    assert holder.demands(100.0)[0].wanted_work_tokens == 50.0
+    assert holder.demands(1100.0)[0].wanted_work_tokens == 25.0
 
 
 def test_a_lease_of_another_boot_or_another_holder_is_not_taken_up() -> None:

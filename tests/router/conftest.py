@@ -90,7 +90,11 @@ class Engine:
         if self.mode == "status400":
             return web.json_response({"error": {"message": "no", "code": 400}}, status=400)
         if self.mode == "whole":
-            usage = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
+            usage = {
+                "prompt_tokens": 7,
+                "completion_tokens": 3,
+                "prompt_tokens_details": {"cached_tokens": 2},
+            }
             choice = {"message": {"content": "a b c"}, "finish_reason": "stop"}
             return web.json_response({"choices": [choice], "usage": usage})
         if self.mode == "reset":
@@ -244,7 +248,9 @@ class Rig:
     def policy(self, **fields: Any) -> None:
         self.put(POLICY, PolicyRow(**self.stamps(), **fields))
 
-    def lease(self, work_tokens: float, *, request_seq: int, service_class: str = "default", **more: Any) -> None:
+    def lease(
+        self, work_tokens: float, *, request_seq: int, service_class: str = "default", **more: Any
+    ) -> None:
         values: dict[str, Any] = {"region": "eu-west", "duration_ms": 10_000.0} | more
         row = LeaseRow(
             **self.stamps(), pool=POOL, service_class=service_class, holder=self.options.router,
@@ -260,7 +266,9 @@ class Rig:
     def put(self, topic: Topic, row: Row) -> None:
         self.offset += 1
         headers = tuple(headers_for(row))
-        change = self.tables.views[topic.name].apply(0, self.offset, row.key().encode(), headers, to_json(row))
+        change = self.tables.views[topic.name].apply(
+            0, self.offset, row.key().encode(), headers, to_json(row)
+        )
         assert change is not None
         self.tables.on_change(topic, change)
 
@@ -276,7 +284,9 @@ class Rig:
         """Nothing is in flight anywhere in the router."""
         loads = [m.load.in_flight for m in self.tables.members(POOL)]
         held = [d.in_flight_work_tokens for d in self.parts.gate.holder.demands(0.0)]
-        return not any(loads) and not any(held) and not self.parts.desk.in_flight and not self.parts.gate.queued
+        return (
+            not any(loads) and not any(held) and not self.parts.desk.in_flight and not self.parts.gate.queued
+        )
 
 
 Until = Callable[[Callable[[], Any]], Awaitable[None]]
@@ -316,5 +326,3 @@ async def rig(make_rig: Any) -> AsyncIterator[Rig]:
 @pytest.fixture
 def answer_bytes() -> bytes:
     return b"".join(ANSWER)
-
-

@@ -47,7 +47,12 @@ async def test_an_answer_in_one_piece(rig: Any, until: Any) -> None:
         assert (await response.json())["usage"]["completion_tokens"] == 3
     await until(lambda: rig.log.outcomes)
     (outcome,) = rig.log.outcomes
-    assert (outcome.cause, outcome.prompt_tokens, outcome.cached_tokens, outcome.output_tokens) == ("ok", 7, 2, 3)
+    assert (outcome.cause, outcome.prompt_tokens, outcome.cached_tokens, outcome.output_tokens) == (
+        "ok",
+        7,
+        2,
+        3,
+    )
     assert outcome.ttft_ms is None, "nobody saw the first token of an answer in one piece"
     assert outcome.within_slo
     assert engine.seen[0]["prompt"] == "a b c"
@@ -83,7 +88,10 @@ async def test_an_engine_that_takes_nothing_is_passed_by(rig: Any, until: Any, m
     rig.figures("good", "eu-west", 9, 0)
     async with rig.ask() as response:
         assert response.status == 200
-        assert (response.headers["x-tokenfleet-instance"], response.headers["x-tokenfleet-attempt"]) == ("good", "2")
+        assert (response.headers["x-tokenfleet-instance"], response.headers["x-tokenfleet-attempt"]) == (
+            "good",
+            "2",
+        )
         await response.read()
     await until(lambda: len(rig.log.outcomes) == 2)
     first, second = rig.log.outcomes

@@ -78,6 +78,23 @@ def test_whatever_prometheus_client_writes_is_read_the_same(
     assert found.type_of("g") == "gauge"
 
 
+names = st.text("ab_:1", min_size=1, max_size=5).map(lambda rest: "m" + rest)
+
+
+@given(st.sets(names, min_size=1, max_size=12), st.sets(names, max_size=12), st.booleans())
+def test_exactly_the_wanted_names_are_found(there: set[str], others: set[str], braces: bool) -> None:
+    """Names that begin other names, or end as others do, are kept apart."""
+    every = sorted(there | others)
+    lines = [
+        f"# TYPE {name} gauge\n{name}{'{}' if braces else ''} {number}" for number, name in enumerate(every)
+    ]
+    found = parse(("\n".join(lines) + "\n").encode(), frozenset(there))
+    assert {name: series[0].value for name, series in found.series.items()} == {
+        name: every.index(name) for name in there
+    }
+    assert there <= set(found.types)
+
+
 NO_SAMPLES = (
     *("g 1_0", "g 0x10", "g １", "g infinity", "g", "g 1 2", "g 1 x", "g -", "g 1e", "g{ 1", "g{a=1} 2"),
     *('g{a="1} 2', 'g{a="1",a="2"} 3', 'g{a="1"b="2"} 3', 'g{a="1"} 2 # {b="3"} 4'),

@@ -26,8 +26,10 @@ def register(app: typer.Typer) -> None:
         from rich.console import Console
 
         from infra.policies import PolicyFileError, load_policy, publish_policy
+        from tokenfleet.logs import log_to_stderr
         from transport.errors import BrokerUnavailable
 
+        log_to_stderr()
         try:
             policy = load_policy(file)
             asyncio.run(publish_policy(kafka, policy))
@@ -51,8 +53,10 @@ def register(app: typer.Typer) -> None:
         from rich.console import Console
 
         from infra.policies import current_policy
+        from tokenfleet.logs import log_to_stderr
         from transport.errors import BrokerUnavailable
 
+        log_to_stderr()
         try:
             policies = asyncio.run(current_policy(kafka))
         except BrokerUnavailable as error:

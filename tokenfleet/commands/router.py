@@ -34,8 +34,10 @@ def register(app: typer.Typer) -> None:
 
         from router.options import RouterOptions
         from router.service import PortTaken, run_router
+        from tokenfleet.logs import log_to_stderr
         from transport.errors import BrokerUnavailable
 
+        log_to_stderr()
         options = RouterOptions(
             router=router_id,
             entry_region=entry_region,

@@ -100,14 +100,16 @@ async def _run(settings: AgentSettings, host: str, port: int) -> None:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
             _fail(f"Can't listen on {host}:{port}: {error.strerror or error}. Choose another --port.")
+        structlog.get_logger(__name__).info("source_http", host=host, port=runner.addresses[0][1])
         starting = asyncio.create_task(agent.start())
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
+        if starting.done():
+            await starting
+            await stopping
+        else:
             starting.cancel()
-        await asyncio.gather(starting, return_exceptions=not starting.done())
-        structlog.get_logger(__name__).info("source_http", addresses=[str(a) for a in runner.addresses])
-        await stopping
+            await asyncio.gather(starting, return_exceptions=True)
     finally:
         await agent.stop()
         await runner.cleanup()
@@ -119,6 +121,8 @@ def _log_to_stderr() -> None:
 
     import structlog
 
+    # The client repeats itself several times a second while a broker is away; we say it once ourselves.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

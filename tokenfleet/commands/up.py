@@ -57,7 +57,7 @@ def up(
             )
             while True:
                 time.sleep(1.0)
-                stack.write_state()
+                stack.look_after()
     except (StackError, BrokerUnavailable) as error:
         Console(stderr=True).print(f"[red]error:[/] {error}", soft_wrap=True, highlight=False)
         raise typer.Exit(1) from None

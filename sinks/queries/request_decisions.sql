@@ -1,0 +1,10 @@
+-- All decisions of an intent as logged, duplicates included.
+SELECT
+    * EXCEPT (_topic, _producer, _boot, _seq, _event, ts, intent_started_at, deadline_at, _logged_at),
+    toUnixTimestamp64Milli(ts) AS at_ms,
+    toUnixTimestamp64Milli(intent_started_at) AS intent_started_at_ms,
+    toUnixTimestamp64Milli(deadline_at) AS deadline_at_ms,
+    concat(_producer, '/', _boot, '/', toString(_seq), '#', toString(_event)) AS envelope
+FROM decisions_raw
+WHERE intent_id = {intent:String} AND tenant = {tenant:String}
+ORDER BY ts, attempt, _partition, _offset, _event

@@ -1,0 +1,145 @@
+"""Rows: states, current boots, and what of a region is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minds.capacity.folds import Value
+from minds.capacity.registers import RankRegister, register_of
+from minds.capacity.rows import Grants, Member, Stamp, has_left, instance_row, region_row
+from minds.windows import Rings, add_slots, count_outcome
+from schemas.endpoints import EndpointRow
+from schemas.readings import EngineGauges, Reading
+from schemas.tables import InstanceRow
+from schemas.telemetry import Telemetry
+
+T0 = 1_796_000_000_000
+POOL = "m@v1"
+STAMP = Stamp(T0, 7, 3)
+
+
+def endpoint(**changes: Any) -> EndpointRow:
+    fields: dict[str, Any] = {
+        "as_of_ms": T0,
+        "valid_for_ms": 5_000.0,
+        "epoch": 1,
+        "version": 1,
+        "instance": "i-1",
+        "boot": "b0",
+        "boot_started_at_ms": T0 - 60_000,
+        "engine": "vllm",
+        "url": "http://127.0.0.1:1",
+        "region": "eu",
+        "pools": [POOL],
+    }
+    return EndpointRow(**(fields | changes))
+
+
+def register(
+    at_ms: int, *, boot: int = 0, running: float | None = 3.0, reachable: bool = True
+) -> RankRegister:
+    reading = Reading() if running is None else Reading(value=running, quality="fresh", age_ms=0.0)
+    return register_of(
+        Telemetry(
+            instance="i-1",
+            boot=f"b{boot}",
+            boot_started_at_ms=T0 - 60_000 + boot,
+            engine="vllm",
+            region="eu",
+            pools=[POOL],
+            at_ms=at_ms,
+            reachable=reachable,
+            gauges=EngineGauges(requests_running=reading),
+        )
+    )
+
+
+def value(*registers: RankRegister, rings: dict[str, Rings] | None = None) -> Value:
+    return Value(list((rings or {}).items()), dict(enumerate(registers)), 0, T0, "eu")
+
+
+def rings(attempts: int) -> Rings:
+    class Ended:
+        at_ms = T0
+        cause = "ok"
+        within_slo = True
+        ttft_ms = 50.0
+        tpot_ms = None
+        output_tokens = 1
+        wasted_tokens = None
+
+    found = Rings()
+    for _ in range(attempts):
+        slots: dict = {}
+        count_outcome(slots, Ended())
+        add_slots(found, slots)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("row", "seen", "state"),
+    [
+        (endpoint(), value(register(T0 - 500)), "ready"),
+        (endpoint(), value(register(T0 - 4_000)), "degraded"),
+        (endpoint(), value(register(T0 - 9_000)), "unknown"),
+        (endpoint(), None, "unknown"),
+        (endpoint(as_of_ms=T0 - 5_000), value(register(T0 - 500, reachable=False)), "unreachable"),
+        (endpoint(reachable=False), value(register(T0 - 500)), "unreachable"),
+        (endpoint(reachable=False, as_of_ms=T0 - 5_000), value(register(T0 - 500)), "ready"),
+        (endpoint(draining=True), value(register(T0)), "draining"),
+        (endpoint(boot="b9", boot_started_at_ms=T0), value(register(T0)), "unknown"),
+        (endpoint(), value(register(T0), register(T0 - 4_000)), "degraded"),
+    ],
+)
+def test_state(row: EndpointRow, seen: Value | None, state: str) -> None:
+    assert instance_row(row, seen, STAMP).state == state
+
+
+def test_only_the_current_boot_counts_and_a_boot_that_nobody_named() -> None:
+    both = {"b0": rings(1), "b1": rings(2), "": rings(4)}
+    row = instance_row(endpoint(), value(register(T0, boot=1), rings=both), STAMP)
+    assert (row.boot, row.windows[0].attempts) == ("b1", 6)
+    assert (row.epoch, row.version, row.as_of_ms) == (7, 3, T0)
+    assert instance_row(endpoint(), None, STAMP).gauges.requests_running.value is None
+
+
+def member(at_ms: int, running: float | None = 3.0, **changes: Any) -> Member:
+    seen = value(register(at_ms, running=running), rings={"b0": rings(2)})
+    return Member(instance_row(endpoint(**changes), seen, STAMP), seen)
+
+
+def test_a_region_sums_what_is_known_of_those_that_serve() -> None:
+    members = [
+        member(T0 - 100),
+        member(T0 - 4_000, instance="i-2"),
+        member(T0 - 100, None, instance="i-3"),
+        member(T0 - 60_000, instance="i-4"),
+        Member(None, value(rings={"b0": rings(5)})),
+    ]
+    row = region_row("eu", POOL, members, value(rings={"": rings(1)}), Grants(100.0, 60.0, 70.0), STAMP)
+    assert (row.ready_endpoints, row.known_endpoints) == (2, 4)
+    assert (row.requests_running.value, row.requests_running.quality) == (6.0, "stale")
+    assert row.windows[0].attempts == 2 * 4 + 5 + 1
+    assert (row.cap_work_tokens.value, row.headroom_work_tokens.value) == (100.0, 30.0)
+
+
+def test_unknown_where_nothing_is_known_and_no_cap_is_no_figure() -> None:
+    row = region_row("eu", POOL, [member(T0 - 60_000)], None, Grants(None, 0.0, 0.0), STAMP)
+    assert (row.ready_endpoints, row.known_endpoints) == (0, 1)
+    assert row.requests_running.value is None
+    assert row.cap_work_tokens.quality == "unknown"
+    assert row.leased_work_tokens.quality == "unknown"
+
+
+def test_a_silent_instance_leaves_only_when_the_registry_is_silent_too() -> None:
+    silent = value(register(T0 - 90_000))
+    assert not has_left(endpoint(), silent, T0)
+    assert has_left(endpoint(as_of_ms=T0 - 90_000), silent, T0)
+    assert not has_left(endpoint(as_of_ms=T0 - 90_000), value(register(T0)), T0)
+
+
+def test_rows_round_trip() -> None:
+    row = instance_row(endpoint(), value(register(T0), rings={"b0": rings(1)}), STAMP)
+    assert InstanceRow.model_validate_json(row.model_dump_json()) == row
