@@ -28,6 +28,9 @@ class EndpointRow(Row):
     served_model: Name | None = Field(default=None, description="The name the engine itself answers to.")
     reachable: bool = True
     draining: bool = False
+    source: Name | None = Field(
+        default=None, description="The agent that watches it, and that removes the row when it no longer does."
+    )
 
     def key(self) -> str:
         return self.instance

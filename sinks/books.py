@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from schemas.topics import OUTCOMES, TOPICS
+from schemas.topics import DECISIONS, OUTCOMES, TOPICS
 from sinks.query_client import QueryClient
 from transport.errors import BrokerUnavailable
 
@@ -68,8 +68,10 @@ class SideBooks:
 
 @dataclass(slots=True)
 class LogBooks(SideBooks):
-    """The log's side: also how many records and events were read, and how many were no outcomes."""
+    """The log's side: also how many records and events were read, and how many were neither decision nor
+    outcome. ``dispatched`` maps each decision that named an instance to its intent: each must have an end."""
 
+    dispatched: dict[str, str] = field(default_factory=dict)
     records: int = 0
     events: int = 0
     unreadable: int = 0
@@ -168,12 +170,13 @@ async def log_ends(bootstrap: str) -> dict[tuple[str, int], int]:
 
 
 async def read_log_intents(bootstrap: str, since_offsets: Mapping[tuple[str, int], int]) -> LogBooks:
-    """Read ``fleet.outcomes`` from these offsets (``log_ends`` before the run) to its present end.
+    """Read decisions and outcomes from these offsets (``log_ends`` before the run) to their present ends.
 
     Raises BrokerUnavailable.
     """
     books = LogBooks()
-    ends = {place: end for place, end in (await log_ends(bootstrap)).items() if place[0] == OUTCOMES.name}
+    read = {DECISIONS.name: _count_decision, OUTCOMES.name: _count_outcome}
+    ends = {place: end for place, end in (await log_ends(bootstrap)).items() if place[0] in read}
     starts = {place: since_offsets.get(place, 0) for place in ends}
     left = {TopicPartition(*place) for place, end in ends.items() if starts[place] < end}
     if not left:
@@ -187,7 +190,7 @@ async def read_log_intents(bootstrap: str, since_offsets: Mapping[tuple[str, int
             for tp, records in (await consumer.getmany(timeout_ms=500)).items():
                 for record in records:
                     if record.offset < ends[(tp.topic, tp.partition)]:
-                        _count_record(books, record.value)
+                        _count_record(books, record.value, read[tp.topic])
             left = {tp for tp in left if await consumer.position(tp) < ends[(tp.topic, tp.partition)]}
     except KafkaError as error:
         raise BrokerUnavailable(bootstrap, _WAIT_S, type(error).__name__) from error
@@ -214,25 +217,32 @@ async def stored_books(url: str, *, from_ms: int) -> SideBooks:
         after = page[-1]["decision_id"]
 
 
-def _count_record(books: LogBooks, value: bytes | None) -> None:
+def _count_record(books: LogBooks, value: bytes | None, count: Callable[[LogBooks, Any], None]) -> None:
     books.records += 1
     try:
         read = json.loads(value or b"")
-        events: Iterable[Any] = read.get("events", [read])
-        counted = [_counted(event) for event in events]
+        for event in read.get("events", [read]):
+            count(books, event)
+            books.events += 1
     except (ValueError, KeyError, TypeError, AttributeError):
         books.unreadable += 1
-        return
-    for decision, intent, cause, inferred, attempt in counted:
-        books.events += 1
-        book = books.decisions.setdefault(decision, DecisionBook(intent))
-        if inferred:
-            book.inferred_lost += 1
-        else:
-            book.outcomes += 1
-        if not book.cause or not inferred:
-            book.cause = cause
-        book.attempt = max(book.attempt, attempt)
+
+
+def _count_decision(books: LogBooks, event: dict[str, Any]) -> None:
+    if event["verdict"] == "dispatched":
+        books.dispatched[event["decision_id"]] = event["intent_id"]
+
+
+def _count_outcome(books: LogBooks, event: dict[str, Any]) -> None:
+    decision, intent, cause, inferred, attempt = _counted(event)
+    book = books.decisions.setdefault(decision, DecisionBook(intent))
+    if inferred:
+        book.inferred_lost += 1
+    else:
+        book.outcomes += 1
+    if not book.cause or not inferred:
+        book.cause = cause
+    book.attempt = max(book.attempt, attempt)
 
 
 def _counted(event: dict[str, Any]) -> tuple[str, str, str, bool, int]:

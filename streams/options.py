@@ -32,6 +32,8 @@ class StreamsOptions:
     """After a takeover the closer waits so long before it closes anything."""
     wrong_clock_ahead_ms: float = 5 * 60_000.0
     wrong_clock_behind_ms: float = 86_400_000.0
+    broker_timeout_s: float = 15.0
+    """How long to wait for a broker at the start."""
     dead_letter_run_limit: int = 1000
     closing: ClosingTerms = field(default_factory=ClosingTerms)
 

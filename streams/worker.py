@@ -41,7 +41,7 @@ async def run_worker(options: StreamsOptions, stop: asyncio.Event) -> None:
     producer = reader = app = probe = None
     try:
         changelogs = changelog_topics(options.app_id, (*TABLES, OPEN_DECISIONS))
-        await ensure_topics(options.bootstrap, TOPICS, extra=changelogs)
+        await ensure_topics(options.bootstrap, TOPICS, extra=changelogs, timeout_s=options.broker_timeout_s)
         producer = await start_producer(options.bootstrap, linger_ms=2)
         reader = TableReader(options.bootstrap, READ)
         await reader.start()

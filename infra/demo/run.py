@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 from rich.console import Console
@@ -24,6 +23,7 @@ from infra.layout import MODEL, Layout, free_ports
 from infra.stack import Stack
 from sim.loadgen import LoadOptions, run_load, summarise
 from sim.loadgen.ledger import IntentRecord, LiveView
+from sinks.books import Books
 
 MARKER = ".tokenfleet-demo"
 ENGINES = ("emulated",)
@@ -80,12 +80,12 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
         console.print(f"{since} [green]✓[/] [bold]{name:<10}[/] {what}", highlight=False, soft_wrap=True)
 
     with Stack(layout, on_step=step) as stack:
-        records, agree, books = asyncio.run(_play(stack, workload, options, console))
+        records, books = asyncio.run(_play(stack, workload, options, console))
         restarts = stack.restarts()
     summary = summarise(records, duration_s=options.duration_s)
     console.print()
     show_figures(console, summary)
-    show_books(console, books, agree)
+    show_books(console, books)
     if restarts:
         console.print(
             "Parts that died and were started again: "
@@ -93,10 +93,10 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
             highlight=False,
         )
     if options.summary is not None:
-        figures = {**summary.to_dict(), "books": books.to_dict(), "agree": agree, "restarts": restarts}
+        figures = {**summary.to_dict(), "books": books.to_dict(), "agree": books.agree, "restarts": restarts}
         figures |= {"workload": workload.name, "run_id": workload.run_id}
         options.summary.write_text(json.dumps(figures, indent=2) + "\n")
-    return agree
+    return books.agree
 
 
 def _empty(folder: Path) -> None:
@@ -129,8 +129,8 @@ def _locked(path: Path) -> bool:
 
 async def _play(
     stack: Stack, workload: Workload, options: DemoOptions, console: Console
-) -> tuple[list[IntentRecord], bool, Any]:
-    reader = BookReader(stack.bootstrap, stack.clickhouse_url)
+) -> tuple[list[IntentRecord], Books]:
+    reader = BookReader(stack.bootstrap, stack.clickhouse_url, workload.run_id)
     await reader.begin()
     display = LiveDisplay(len(workload.plan))
     with (
@@ -151,7 +151,7 @@ async def _play(
     stack.write_state()
     with console.status("closing the books …"):
         books = await reader.settle(ledger.records)
-    return ledger.records, books.agree, books
+    return ledger.records, books
 
 
 def _progress(display: LiveDisplay, console: Console):  # type: ignore[no-untyped-def]

@@ -66,7 +66,14 @@ def _tenant_residencies(policy: Any) -> dict[str, str]:
 TABLES: tuple[Table, ...] = (
     Table("outcomes_raw", topics.OUTCOMES),
     Table("decisions_raw", topics.DECISIONS),
-    Table("telemetry_raw", topics.TELEMETRY),
+    Table(
+        "telemetry_raw",
+        topics.TELEMETRY,
+        left_out={
+            "latencies": "nested totals; latency percentiles come from outcomes, which are stored whole",
+            "lora": "a list that moves with each request; the registry knows what an engine can serve",
+        },
+    ),
     Table("instances", topics.INSTANCES),
     Table("regions", topics.REGIONS),
     Table("quotas", topics.QUOTAS),

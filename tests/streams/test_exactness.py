@@ -148,7 +148,11 @@ async def test_tables_recover_whole_from_batched_changelogs(
     await worker.ready()
     await eventually(lambda: all(log.row(INSTANCES, name).epoch > before[name] for name in instances))
     assert reference.differences(log) == []
-    assert await worker.metric('tokenfleet_streams_table_keys{table="instances"}') >= len(instances)
+
+    async def recovered() -> bool:
+        return await worker.metric('tokenfleet_streams_table_keys{table="instances"}') >= len(instances)
+
+    await eventually(recovered, worker.tail)
     # It is the changelog that gave them back, not a second reading of the rollups.
     assert await worker.metric("tokenfleet_streams_rollups_applied_total") <= 4
 

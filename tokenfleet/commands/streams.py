@@ -33,6 +33,9 @@ def streams(
         float, typer.Option(min=20, max=5_000, help="Length of an interval of the combiner, in ms.")
     ] = 250.0,
     app_id: Annotated[str, typer.Option(help="Prefix of the groups and changelogs.")] = "tokenfleet",
+    broker_timeout_s: Annotated[
+        float, typer.Option(min=0.1, help="How long to wait for a broker at the start.")
+    ] = 15.0,
     lost_after_ms: Annotated[
         float, typer.Option(min=0, help="A decision is lost so long after its deadline, in ms.")
     ] = 30_000.0,
@@ -63,6 +66,7 @@ def streams(
         port=port,
         app_id=app_id,
         flush_ms=flush_ms,
+        broker_timeout_s=broker_timeout_s,
         closing=ClosingTerms(horizon_ms=lost_after_ms, silent_ms=router_silent_ms),
     )
     try:
