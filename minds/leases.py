@@ -19,6 +19,7 @@ goes on while the broker is away. It is granted only when it fits; work under it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -482,7 +483,8 @@ class Holder:
         held.wanted_at_ms = now_ms
 
     def _faded(self, held: _Held, now_ms: float) -> float:
-        return held.wanted_extra * 0.5 ** ((now_ms - held.wanted_at_ms) / self.WANT_HALF_LIFE_MS)
+        halves: float = (now_ms - held.wanted_at_ms) / self.WANT_HALF_LIFE_MS
+        return held.wanted_extra * math.pow(0.5, max(0.0, halves))
 
     def demands(self, now_ms: float) -> list[Demand]:
         """What the next heartbeat reports. In flight plus a half as much again, plus what was refused."""

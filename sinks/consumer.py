@@ -79,9 +79,13 @@ class SinkConsumer:
             await self._consumer.start()
         except (KafkaError, OSError) as error:
             await self._consumer.stop()
-            raise BrokerUnavailable(self._bootstrap, 0.0, type(error).__name__) from error
-        await self._writer.recover()
-        await self._assign()
+            raise BrokerUnavailable(self._bootstrap, 30.0, type(error).__name__) from error
+        try:
+            await self._writer.recover()
+            await self._assign()
+        except BaseException:
+            await self._consumer.stop()
+            raise
         self._health.following = True
 
     async def run(self) -> None:

@@ -11,7 +11,6 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from schemas.codec import Refused, decode_events, digest
-from schemas.fastpath import encode
 from schemas.topics import BY_NAME, DEAD
 from transport.errors import BrokerUnavailable
 from transport.producer import start_producer
@@ -145,7 +144,7 @@ def _note(letters: dict[tuple[str, int, int, str], Letter], record: Any) -> None
     except Refused:
         return  # the sink puts a bad dead letter aside itself, as a letter about this topic
     (event,) = decoded.events
-    letter = msgspec.convert(msgspec.json.decode(encode(event)), Letter)
+    letter = Letter(**msgspec.structs.asdict(event))
     key = (letter.origin_topic, letter.origin_partition, letter.origin_offset, letter.component)
     seen = letters.get(key)
     letters[key] = letter if seen is None else replace(seen, times=seen.times + 1)

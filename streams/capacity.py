@@ -11,8 +11,8 @@ import msgspec
 import structlog
 
 from minds.capacity.folds import (
+    Delta,
     State,
-    Value,
     add,
     decode_state,
     encode_state,
@@ -20,7 +20,7 @@ from minds.capacity.folds import (
     parse_key,
     partial_of,
 )
-from minds.merge import apply_rollup
+from minds.merge import Partial, apply_rollup
 from schemas.codec import Refused, decode_events
 from schemas.topics import ROLLUPS
 from streams.faust_tables import BatchedTable, Ownership, Settler, Write, raw_table, stateful_agent
@@ -148,7 +148,7 @@ class CapacityStage:
         self._next[partition] = offset + 1
         for rollup in decode_events(ROLLUPS, headers, value).events:
             try:
-                grouped = _by_key(rollup)
+                grouped = by_key(rollup)
             except (msgspec.ValidationError, ValueError) as error:
                 raise Refused("impossible_value", f"{ROLLUPS.name}: {error}."[:500]) from None
             for key, partials in grouped.items():
@@ -191,8 +191,9 @@ class CapacityStage:
                 self._metrics.table_keys.labels(name).set(len(table.data))
 
 
-def _by_key(rollup: Any) -> dict[str, list[Any]]:
-    grouped: dict[str, list[Any]] = {}
+def by_key(rollup: Any) -> dict[str, list[Partial[Delta]]]:
+    """The partials of a rollup, key by key. ValueError or msgspec.ValidationError where one is none."""
+    grouped: dict[str, list[Partial[Delta]]] = {}
     for segment in rollup.segments:
         for partial in segment.partials:
             parse_key(partial.key)
@@ -200,6 +201,3 @@ def _by_key(rollup: Any) -> dict[str, list[Any]]:
                 partial_of(segment.source, segment.generation, segment.base, segment.upto, partial.delta)
             )
     return grouped
-
-
-__all__ = ["TABLES", "CapacityStage", "Value"]

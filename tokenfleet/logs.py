@@ -1,10 +1,22 @@
-"""Logging of a command: to stderr, at INFO, without the Kafka client's repetitions."""
+"""Logging of commands: to stderr, so that stdout is free for results; without the Kafka client's repetitions.
+
+Imports are inside, so that ``tokenfleet --help`` stays quick.
+"""
 
 from __future__ import annotations
 
 
 def log_to_stderr() -> None:
-    """Our own events to stderr, so that stdout is free for results."""
+    """For services: our own events from INFO on."""
+    _configure("INFO")
+
+
+def quiet_logs() -> None:
+    """For commands that talk to a person and say themselves what goes wrong: errors only."""
+    _configure("ERROR")
+
+
+def _configure(level: str) -> None:
     import logging
     import sys
 
@@ -13,6 +25,6 @@ def log_to_stderr() -> None:
     # The client repeats itself several times a second while a broker is away; we say it once ourselves.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )

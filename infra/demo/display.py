@@ -13,6 +13,9 @@ from rich.table import Table
 from sim.loadgen.ledger import LiveView
 from sim.loadgen.summary import LoadSummary, Percentiles
 
+SIDE_BY_SIDE_COLUMNS = 110
+"""Narrower terminals get the tables below one another."""
+
 
 def table(title: str, *columns: str, text_columns: int = 1) -> Table:
     """A table of the demo: text to the left, figures to the right."""
@@ -100,8 +103,8 @@ def _reading(row: Mapping[str, Any], name: str, form: str) -> str:
 def show_figures(console: Console, summary: LoadSummary) -> None:
     """Print what the load generator measured as a client."""
     made = table(
-        "Service level, from each intent's first attempt",
-        *("class", "offered", "ok", "within SLO", "compliance", "…in tokens", "goodput tokens/s"),
+        "Service level from each intent's first attempt; goodput in output tokens",
+        *("class", "offered", "ok", "within SLO", "compliance", "in tokens", "goodput/s"),
     )
     for name, figures in [*summary.classes.items(), ("all", summary.total)]:
         made.add_row(
@@ -124,9 +127,12 @@ def show_figures(console: Console, summary: LoadSummary) -> None:
     for cause, count in sorted(summary.total.causes.items(), key=lambda item: -item[1]):
         if count:
             causes.add_row(cause, f"{count:,}")
-    side_by_side = Table.grid(padding=(0, 4))
-    side_by_side.add_row(latency, regions, causes)
-    console.print(side_by_side)
+    if console.width >= SIDE_BY_SIDE_COLUMNS:
+        side_by_side = Table.grid(padding=(0, 4))
+        side_by_side.add_row(latency, regions, causes)
+        console.print(side_by_side)
+    else:
+        console.print(latency, regions, causes)
 
 
 def _percentile_cells(values: Percentiles) -> list[str]:

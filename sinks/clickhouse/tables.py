@@ -71,7 +71,7 @@ TABLES: tuple[Table, ...] = (
         topics.TELEMETRY,
         left_out={
             "latencies": "nested totals; latency percentiles come from outcomes, which are stored whole",
-            "lora": "a list that moves with each request; the registry knows what an engine can serve",
+            "lora": "a list that moves with each request; for those that steer now, not for history",
         },
     ),
     Table("instances", topics.INSTANCES),

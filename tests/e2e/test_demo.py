@@ -55,6 +55,15 @@ class Demo:
         ledger = self.data / "ledger.jsonl"
         return len(ledger.read_bytes().splitlines()) if ledger.exists() else 0
 
+    def wait_finished(self, intents: int) -> None:
+        """Wait until so many intents have finished; fails at once where the demo has ended."""
+
+        def check() -> bool:
+            assert self.process.poll() is None, f"The demo ended early:\n{self.text()}"
+            return self.finished_intents() >= intents
+
+        wait_for(f"{intents} finished intents", check, 120)
+
     def text(self) -> str:
         return self.output.read_text()
 
@@ -119,7 +128,7 @@ def assert_books(summary: dict[str, Any]) -> None:
 
 def test_the_run_goes_on_and_the_books_agree_when_parts_are_killed(demo, record_property) -> None:
     run = demo("--duration", "30", "--rate", "5")
-    wait_for("the first finished intents", lambda: run.finished_intents() >= 15, 120)
+    run.wait_finished(15)
     pids = run.pids()
     for name in ("streams-0", "router-0", "sink"):
         killed, began = run.kill(name), time.monotonic()
@@ -155,7 +164,7 @@ def test_a_trace_is_replayed_and_summed_up(demo, tmp_path: Path) -> None:
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_nothing_behind(demo, signum: int) -> None:
     run = demo("--duration", "60")
-    wait_for("the first finished intents", lambda: run.finished_intents() >= 3, 120)
+    run.wait_finished(3)
     pids = run.pids()
     assert len(pids) >= 6
     run.process.send_signal(signum)

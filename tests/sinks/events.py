@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas import topics
 from schemas.base import Event, Row
 from schemas.codec import envelope_headers, headers_for, to_json
 from schemas.decisions import Decision
@@ -122,5 +121,3 @@ def envelope(
 def row_record(row: Row, *, offset: int, partition: int = 0) -> Record:
     """A record of a compacted topic."""
     return Record(offset, to_json(row), headers_for(row), partition, key=row.key().encode())
-
-

@@ -1,4 +1,4 @@
-"""The storage rule against a model: whatever fails or crashes, nothing is missing and nothing is stored twice."""
+"""The storage rule against a model: whatever fails or crashes, nothing is missing, nothing stored twice."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ def test_every_field_has_a_column_or_a_reason(table: Table) -> None:
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
 def test_the_migrated_table_has_exactly_the_derived_columns(table: Table, store: ClickHouseStore) -> None:
     there = store.rows(
-        "SELECT name, type FROM system.columns WHERE database = 'tokenfleet' AND table = {t:String} ORDER BY position",
+        "SELECT name, type FROM system.columns WHERE database = 'tokenfleet' AND table = {t:String} "
+        "ORDER BY position",
         {"t": table.name},
     )
     assert [tuple(row) for row in there] == list(zip(table.column_names, table.column_types, strict=True))

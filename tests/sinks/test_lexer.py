@@ -35,7 +35,19 @@ def test_what_could_be_read_otherwise_is_refused(sql: str) -> None:
 def test_strings_hide_what_is_in_them() -> None:
     sql = """SELECT 'it''s; \\' -- no', `a;b`, "c--d" -- ; yes\n, 1e-3 # end\n/* ; */ FROM t; SELECT 2;"""
     first, second = statements(sql)
-    assert first.split() == """SELECT 'it''s; \\' -- no', `a;b`, "c--d" , 1e-3 FROM t""".split()
+    assert first.split() == [
+        "SELECT",
+        "'it''s;",
+        "\\'",
+        "--",
+        "no',",
+        "`a;b`,",
+        '"c--d"',
+        ",",
+        "1e-3",
+        "FROM",
+        "t",
+    ]
     assert second == "SELECT 2"
 
 

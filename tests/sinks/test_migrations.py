@@ -29,14 +29,14 @@ def test_down_and_up_again(store: ClickHouseStore) -> None:
 def test_a_changed_migration_stops(store: ClickHouseStore) -> None:
     changed = load()
     changed[1] = replace(changed[1], up=(*changed[1].up, "SELECT 1"))
-    with pytest.raises(MigrationError, match="Migration 2 .* was changed"):
+    with pytest.raises(MigrationError, match=r"Migration 2 .* was changed"):
         migrate(store, migrations=changed)
     assert migrate(store) == []
 
 
 def test_a_newer_one_stops_and_an_unknown_target_too(store: ClickHouseStore) -> None:
     newest = len(load())
-    with pytest.raises(MigrationError, match=f"migration {newest} .* does not know"):
+    with pytest.raises(MigrationError, match=rf"migration {newest} .* does not know"):
         migrate(store, migrations=load()[:-1])
     with pytest.raises(MigrationError, match="There is no migration 99"):
         migrate(store, to=99)
@@ -44,7 +44,9 @@ def test_a_newer_one_stops_and_an_unknown_target_too(store: ClickHouseStore) -> 
 
 def test_a_step_that_was_cut_off_is_run_again(store: ClickHouseStore) -> None:
     number = len(load()) + 1
-    broken = Migration(number, "extra", ("CREATE TABLE IF NOT EXISTS extra (a Int8) ENGINE = Memory", "SELECT no"), ())
+    broken = Migration(
+        number, "extra", ("CREATE TABLE IF NOT EXISTS extra (a Int8) ENGINE = Memory", "SELECT no"), ()
+    )
     with pytest.raises(StoreError, match="no"):
         migrate(store, migrations=[*load(), broken])
     assert number not in applied(store)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from schemas.topics import TELEMETRY
 from sinks.clickhouse.engine import ClickHouseStore
+from sinks.clickhouse.tables import BY_TOPIC
+from sinks.health import Health
+from sinks.metrics import SinkMetrics
+from sinks.records import Batch
+from sinks.writer import Writer
 from tests.sinks.conftest import Put
 from tests.sinks.events import envelope, telemetry
 from transport.clock import now_ms
@@ -43,3 +50,24 @@ async def test_healing_adds_what_was_cut_off_and_only_that(put: Put, store: Clic
     for _ in range(2):
         await put(TELEMETRY, [])  # recovers, as a start does
         assert _minutes(store) == expected
+
+
+async def test_an_insert_whose_rollup_failed_is_completed_not_repeated(store: ClickHouseStore) -> None:
+    health = Health()
+    writer = Writer(store, health, SinkMetrics(), backoff_s=0.01)
+    await writer.recover()
+    events = [telemetry("a", MINUTE, 4.0), telemetry("a", MINUTE + 1000, 6.0)]
+    batch = Batch()
+    batch.add(BY_TOPIC[TELEMETRY.name], [envelope(TELEMETRY, events, offset=0)])
+    store.command("RENAME TABLE telemetry_1m TO telemetry_1m_away")
+    try:
+        writing = asyncio.create_task(writer.write("telemetry_raw", batch.rows["telemetry_raw"]))
+        while not health.failing:
+            await asyncio.sleep(0.01)
+        assert not writing.done()
+    finally:
+        store.command("RENAME TABLE telemetry_1m_away TO telemetry_1m")
+    await writing
+    assert health.failing_since_ms is None
+    assert store.rows("SELECT count() FROM telemetry_raw") == [(2,)]
+    assert _minutes(store) == [("a", 2, 2, 5.0, 6.0)]

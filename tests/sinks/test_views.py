@@ -38,7 +38,13 @@ async def test_an_intent_is_ok_if_any_attempt_was_and_counts_from_its_first_star
     )
     # The second attempt came to another router, which did not know of the first.
     ok = outcome(
-        "d2", "i1", attempt=2, at_ms=T0 + 2000, intent_started_at_ms=T0 + 100, ttft_ms=300.0, entry_region="edge-2"
+        "d2",
+        "i1",
+        attempt=2,
+        at_ms=T0 + 2000,
+        intent_started_at_ms=T0 + 100,
+        ttft_ms=300.0,
+        entry_region="edge-2",
     )
     await put(OUTCOMES, [envelope(OUTCOMES, [failed, ok], offset=0)])
     (row,) = store.rows(
@@ -49,13 +55,17 @@ async def test_an_intent_is_ok_if_any_attempt_was_and_counts_from_its_first_star
 
 
 async def test_a_later_first_start_can_cost_the_level(put: Put, store: ClickHouseStore) -> None:
-    shed = outcome("d1", "i1", cause="shed", within_slo=False, at_ms=T0, ttft_ms=None, region=None, instance=None)
+    shed = outcome(
+        "d1", "i1", cause="shed", within_slo=False, at_ms=T0, ttft_ms=None, region=None, instance=None
+    )
     ok = outcome("d2", "i1", attempt=2, at_ms=T0 + 9000, intent_started_at_ms=T0 + 8000, ttft_ms=300.0)
     await put(OUTCOMES, [envelope(OUTCOMES, [shed, ok], offset=0)])
     assert store.rows("SELECT cause, ttft_ms, within_slo FROM intents") == [("ok", 9300.0, False)]
 
 
-async def test_a_refused_intent_has_no_region_and_unmeasured_stays_null(put: Put, store: ClickHouseStore) -> None:
+async def test_a_refused_intent_has_no_region_and_unmeasured_stays_null(
+    put: Put, store: ClickHouseStore
+) -> None:
     first = outcome("d1", "i1", cause="timeout", within_slo=False, at_ms=T0, ttft_ms=None, tpot_ms=None)
     last = outcome(
         "d2",

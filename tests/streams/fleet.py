@@ -24,6 +24,7 @@ from schemas.outcomes import Outcome
 from schemas.readings import EngineCounters, EngineGauges, Reading
 from schemas.telemetry import Telemetry
 from schemas.topics import ENDPOINTS, Topic
+from transport.admin import connect_admin
 from transport.clock import now_ms
 from transport.partitioning import partition_of
 from transport.table_reader import TableReader
@@ -160,6 +161,22 @@ class Log:
             return found
         finally:
             await consumer.stop()
+
+    async def settled(self, group: str, topic: Topic) -> bool:
+        """Whether the group has committed everything that there is."""
+        admin = await connect_admin(self.bootstrap)
+        consumer = AIOKafkaConsumer(bootstrap_servers=self.bootstrap)
+        await consumer.start()
+        try:
+            tps = [TopicPartition(topic.name, number) for number in range(topic.partitions)]
+            committed = await admin.list_consumer_group_offsets(group)
+            ends = await consumer.end_offsets(tps)
+            return all(
+                end == 0 or (tp in committed and committed[tp].offset == end) for tp, end in ends.items()
+            )
+        finally:
+            await consumer.stop()
+            await admin.close()
 
     def row(self, topic: Topic, key: str) -> Any | None:
         return self.reader.view(topic).row(key)

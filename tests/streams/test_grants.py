@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -26,10 +27,16 @@ def a_policy(pool: str, shares: dict[str, float]) -> PolicyRow:
     )
 
 
-def a_router(unique: str, pool: str, version: int) -> RouterRow:
+def a_router(unique: str, pool: str, version: int, lease: Any | None) -> RouterRow:
     now = now_ms()
     wish = Demand(
-        region="eu", pool=pool, service_class="chat", in_flight_work_tokens=0.0, wanted_work_tokens=500.0
+        region="eu",
+        pool=pool,
+        service_class="chat",
+        in_flight_work_tokens=0.0,
+        wanted_work_tokens=500.0,
+        held_epoch=lease.epoch if lease is not None else None,
+        held_version=lease.version if lease is not None else None,
     )
     return RouterRow(
         as_of_ms=now,
@@ -61,7 +68,8 @@ async def test_leases_stay_within_the_cap_also_over_a_restart(
         async def beat() -> None:
             nonlocal version
             version += 1
-            await log.put(ROUTERS, a_router(unique, capped, version), f"router-{unique}")
+            held = log.row(LEASES, f"eu|{capped}|chat|router-{unique}")
+            await log.put(ROUTERS, a_router(unique, capped, version, held), f"router-{unique}")
             await log.send(TELEMETRY, [a_scrape(endpoint) for endpoint in endpoints], f"source-{unique}")
 
         async def granted(epoch_above: int) -> bool:

@@ -44,8 +44,10 @@ def demo(
     from infra.demo.run import DemoOptions, run_demo
     from infra.errors import StackError
     from infra.signals import exit_on_termination
+    from tokenfleet.logs import quiet_logs
     from transport.errors import BrokerUnavailable
 
+    quiet_logs()
     console = Console()
     options = DemoOptions(
         data_dir=data,

@@ -33,10 +33,7 @@ def sink(
 ) -> None:
     """Store the log in ClickHouse, each event once, and answer queries on it over HTTP."""
     import asyncio
-    import logging
-    import sys
 
-    import structlog
     from rich.console import Console
 
     try:
@@ -53,13 +50,10 @@ def sink(
             soft_wrap=True,
         )
         raise typer.Exit(1) from None
+    from tokenfleet.logs import log_to_stderr
     from transport.errors import BrokerUnavailable
 
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    log_to_stderr()
     options = SinkOptions(kafka=kafka, data=data, host=host, port=port, clickhouse_url=clickhouse, app=app_id)
     try:
         asyncio.run(run_sink(options))

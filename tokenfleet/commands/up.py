@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def register(app: typer.Typer) -> None:
@@ -36,8 +40,10 @@ def up(
     from infra.layout import DEMO_POLICY, MODEL, Layout, fixed_ports, free_ports
     from infra.signals import exit_on_termination
     from infra.stack import Stack
+    from tokenfleet.logs import quiet_logs
     from transport.errors import BrokerUnavailable
 
+    quiet_logs()
     console = Console()
     try:
         ports = free_ports() if any_ports else fixed_ports(embedded_kafka=kafka is None)
@@ -65,7 +71,7 @@ def up(
         console.print("\nStopped; nothing is left running.")
 
 
-def _step(console):  # type: ignore[no-untyped-def]
+def _step(console: Console) -> Callable[[str, str], None]:
     def show(name: str, what: str) -> None:
         console.print(f"[green]✓[/] [bold]{name:<10}[/] {what}", highlight=False, soft_wrap=True)
 
