@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from sim.loadgen.ledger import LiveView
 from sim.loadgen.summary import LoadSummary, Percentiles
@@ -65,23 +66,27 @@ class LiveDisplay:
     def __rich__(self) -> RenderableType:
         parts: list[RenderableType] = [self.progress]
         if self._view is not None:
-            parts.append(self._classes(self._view))
-        if self._regions:
-            parts.append(self._region_table())
+            parts.append(self._counts(self._view))
+            side_by_side = Table.grid(padding=(0, 4))
+            side_by_side.add_row(self._classes(self._view), self._region_table() if self._regions else "")
+            parts.append(side_by_side)
         return Group(*parts)
 
+    def _counts(self, view: LiveView) -> Text:
+        causes = "  ".join(f"{count:,} {cause}" for cause, count in sorted(view.finished.items()) if count)
+        retries = f"  {view.retries} retries" if view.retries else ""
+        return Text(f"{view.in_flight} in flight  {causes}{retries}", style="dim", no_wrap=True)
+
     def _classes(self, view: LiveView) -> Table:
-        made = table("", "class", "offered", "within SLO", "", text_columns=1)
+        made = table("", "class", "offered", "within SLO")
         for name in sorted(view.offered_by_class):
-            offered, good = view.offered_by_class[name], view.within_slo_by_class.get(name, 0)
-            made.add_row(name, f"{offered:,}", f"{good:,}", "")
-        causes = ", ".join(f"{count} {cause}" for cause, count in sorted(view.finished.items()) if count)
-        made.caption = f"{view.in_flight} in flight, {causes or 'none finished yet'}, {view.retries} retries"
-        made.caption_justify = "left"
+            made.add_row(
+                name, f"{view.offered_by_class[name]:,}", f"{view.within_slo_by_class.get(name, 0):,}"
+            )
         return made
 
     def _region_table(self) -> Table:
-        made = table("", "region", "ready", "running", "waiting", "KV", "decode tokens/s")
+        made = table("", "region", "ready", "running", "waiting", "KV", "tokens/s")
         for row in sorted(self._regions, key=lambda row: str(row.get("region"))):
             made.add_row(
                 str(row.get("region")),
