@@ -80,6 +80,9 @@ class Topic:
             }
         else:
             config |= {"cleanup.policy": "delete", "retention.ms": str(self.retention_ms or DAY_MS)}
+        if self.kind == "raw":
+            # The broker's clock, not the producer's: a host whose whole clock is off is then found out.
+            config["message.timestamp.type"] = "LogAppendTime"
         return config
 
 

@@ -224,17 +224,22 @@ class Closer:
             sent_at_ms=now,
             events=[lost_outcome(entry, ending, now)],
         )
-        try:
-            await self._producer.send_and_wait(
-                OUTCOMES.name,
-                to_json(envelope),
-                key=entry.producer.encode(),
-                partition=partition,
-                headers=envelope_headers(Outcome),
-            )
-        except (KafkaError, OSError):
-            self._pending.discard(entry.decision_id)
-            raise
         self._seq += 1
-        self._metrics.lost.inc()
-        log.info("decision_lost", decision=entry.decision_id, router=entry.router, ending=ending)
+        turn = self.ownership.turn
+        while turn == self.ownership.turn:
+            try:
+                await self._producer.send_and_wait(
+                    OUTCOMES.name,
+                    to_json(envelope),
+                    key=entry.producer.encode(),
+                    partition=partition,
+                    headers=envelope_headers(Outcome),
+                )
+            except (KafkaError, OSError) as error:
+                # It may have arrived all the same: the same envelope again keeps its identity.
+                log.warning("lost_outcome_not_sent", error=type(error).__name__)
+                await asyncio.sleep(0.5)
+            else:
+                self._metrics.lost.inc()
+                log.info("decision_lost", decision=entry.decision_id, router=entry.router, ending=ending)
+                return

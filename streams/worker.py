@@ -29,13 +29,14 @@ from transport.table_reader import TableReader
 log = structlog.get_logger(__name__)
 
 
-async def run_worker(options: StreamsOptions, stop: asyncio.Event) -> None:
-    """Run one worker until ``stop`` is set.
+async def run_worker(options: StreamsOptions, stop: asyncio.Event, started: asyncio.Event) -> None:
+    """Run one worker until ``stop`` is set; ``started`` is set once its parts run.
 
     Raises transport.errors.BrokerUnavailable where no broker answers at the start, and OSError where the
     HTTP port is taken. A component that fails later turns ``/healthz`` red; the others go on.
     """
     health, metrics = Health(), Metrics()
+    health.add("worker", ready=lambda: None if started.is_set() else "The worker is starting.")
     web = await serve_health(health, metrics, options.host, options.port)
     tasks: list[asyncio.Task[None]] = []
     producer = reader = app = probe = None
@@ -70,6 +71,7 @@ async def run_worker(options: StreamsOptions, stop: asyncio.Event) -> None:
             ("lag", lag.run()),
         ):
             tasks.append(asyncio.create_task(_guard(name, coroutine, health), name=name))
+        started.set()
         log.info("streams_started", worker=options.worker_id, kafka=options.bootstrap, boot=boot)
         await stop.wait()
         log.info("streams_stopping", worker=options.worker_id)

@@ -1,4 +1,5 @@
--- Dead letters of the request topics while the intent was open. They hold no content, so whose they are is unknown.
+-- Dead letters of the request topics while the intent was open. They hold no content: whose they are is
+-- unknown.
 SELECT
     origin_topic,
     origin_partition,

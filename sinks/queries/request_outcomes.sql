@@ -2,8 +2,8 @@
 SELECT
     * EXCEPT
     (
-        _topic, _producer, _boot, _seq, _event, ts, intent_started_at, started_at, first_token_at, deadline_at,
-        _logged_at
+        _topic, _producer, _boot, _seq, _event, _logged_at, ts, intent_started_at, started_at,
+        first_token_at, deadline_at
     ),
     toUnixTimestamp64Milli(ts) AS at_ms,
     toUnixTimestamp64Milli(intent_started_at) AS intent_started_at_ms,

@@ -40,6 +40,7 @@ SELECT
     countIf(must != '') AS restricted,
     countIf(NOT fine) AS violations,
     groupArrayIf(1000)(
-        (decision_id, intent_id, toString(tenant), toUnixTimestamp64Milli(ts), served_in, must, allowed), NOT fine
+        (decision_id, intent_id, toString(tenant), toUnixTimestamp64Milli(ts), served_in, must, allowed),
+        NOT fine
     ) AS examples
 FROM judged

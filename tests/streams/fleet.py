@@ -30,10 +30,6 @@ from transport.partitioning import partition_of
 from transport.table_reader import TableReader
 
 PATIENCE_S = 40.0
-CLI = (
-    "import typer; from tokenfleet.commands.streams import register; "
-    "app = typer.Typer(); app.callback()(lambda: None); register(app); app()"
-)
 
 
 class Worker:
@@ -44,7 +40,7 @@ class Worker:
         self.worker_id = worker_id
         self._log = folder / f"{worker_id}.log"
         self._command = [
-            *(sys.executable, "-c", CLI, "streams", "--kafka", bootstrap, "--app-id", app_id),
+            *(sys.executable, "-m", "tokenfleet", "streams", "--kafka", bootstrap, "--app-id", app_id),
             *("--worker-id", worker_id, "--port", str(self.port), "--data", str(folder / worker_id)),
             *options,
         ]

@@ -14,7 +14,6 @@ from schemas.codec import to_json
 from schemas.outcomes import Outcome
 from schemas.topics import DEAD, DECISIONS, INSTANCES, OUTCOMES, TELEMETRY
 from tests.streams.fleet import (
-    CLI,
     Log,
     Worker,
     a_decision,
@@ -70,7 +69,7 @@ async def test_bad_records_are_put_aside_with_reason_and_origin(
         assert letter.reason
         assert unique not in letter.reason
     attempts = await eventually(
-        lambda: (row := log.row(INSTANCES, instance)) is not None and row.windows[0].attempts, worker.tail
+        lambda: (row := log.row(INSTANCES, instance)) is not None and row.windows[2].attempts, worker.tail
     )
     assert attempts == 1
     assert (await worker.get("/healthz"))[0] == 200
@@ -91,7 +90,7 @@ async def test_events_of_a_sound_clock_in_the_same_envelope_are_used(
     worker = make_worker()
     worker.start()
     row = await eventually(
-        lambda: (row := log.row(INSTANCES, instance)) is not None and row.windows[0].attempts and row,
+        lambda: (row := log.row(INSTANCES, instance)) is not None and row.windows[2].attempts and row,
         worker.tail,
     )
     assert row.windows[2].attempts == 1
@@ -99,7 +98,7 @@ async def test_events_of_a_sound_clock_in_the_same_envelope_are_used(
 
 def test_an_unreachable_broker_is_one_sentence() -> None:
     port = free_port()
-    command = [sys.executable, "-c", CLI, "streams", "--kafka", f"127.0.0.1:{port}", "--port", "0"]
+    command = [sys.executable, "-m", "tokenfleet", "streams", "--kafka", f"127.0.0.1:{port}", "--port", "0"]
     command += ["--broker-timeout-s", "1"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
@@ -110,7 +109,7 @@ def test_an_unreachable_broker_is_one_sentence() -> None:
 async def test_a_taken_port_is_one_sentence() -> None:
     server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    command = [sys.executable, "-c", CLI, "streams", "--port", str(port)]
+    command = [sys.executable, "-m", "tokenfleet", "streams", "--port", str(port)]
     ended = await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, timeout=60, check=False
     )

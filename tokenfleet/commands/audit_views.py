@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -15,7 +16,7 @@ _COLOURS = {"ok": "green", "shed": "yellow", "lost": "magenta"}
 
 
 def show_story(console: Console, story: IntentStory) -> None:
-    """One intent: a summary, a table of attempts, what each logged decision saw, and what is odd."""
+    """One intent: a summary, its attempts, what each logged decision saw, and what is odd."""
     console.print(
         f"[bold]Intent {escape(story.intent_id)}[/] of tenant {escape(story.tenant)}", highlight=False
     )
@@ -23,7 +24,7 @@ def show_story(console: Console, story: IntentStory) -> None:
         console.print("Not closed: no outcome is stored yet.")
     else:
         _summary(console, story.summary)
-    console.print(_attempts(story))
+    _show_attempts(console, story)
     for decisions, _ in story.attempts:
         if decisions and decisions[0].get("input"):
             _seen(console, decisions[0])
@@ -44,32 +45,33 @@ def _summary(console: Console, row: dict[str, Any]) -> None:
     )
 
 
-def _attempts(story: IntentStory) -> Table:
-    names = ("#", "decision", "at (UTC)", "router", "verdict", "region", "instance", "outcome")
-    figures = ("TTFT ms", "predicted", "TPOT ms", "tokens")
-    table = Table(*names, *figures, title="Attempts", title_justify="left")
+def _show_attempts(console: Console, story: IntentStory) -> None:
+    """A line for the decision and a line for each outcome of every attempt."""
     for decisions, outcomes in story.attempts:
         decision = decisions[0] if decisions else {}
         first = decision or outcomes[0]
         verdict = decision.get("verdict", "not logged")
-        rule = f": {decision['rule']}" if decision.get("rule") else ""
-        for outcome in outcomes or [{}]:
-            ended = _cause(outcome["cause"]) if outcome else "open"
-            table.add_row(
-                str(first["attempt"]),
-                escape(first["decision_id"]),
-                _time(first["at_ms"]),
-                escape(first["router"]),
-                escape(verdict + rule),
-                escape(first["region"] or "-"),
-                escape(first["instance"] or "-"),
-                ended + (" [dim](inferred)[/]" if outcome.get("inferred") else ""),
-                _number(outcome.get("ttft_ms")),
-                _number(first.get("predicted_ttft_ms")),
-                _number(outcome.get("tpot_ms"), 1),
-                _number(outcome.get("output_tokens")),
+        rule = f" ({decision['rule']})" if decision.get("rule") else ""
+        to = f" to {first['instance']} in {first['region']}" if first["instance"] else ""
+        console.print(
+            f"[bold]attempt {first['attempt']}[/]  {_time(first['at_ms'])}  {escape(first['router'])} "
+            f"[bold]{escape(verdict + rule)}[/]{escape(to)}  [dim]{escape(first['decision_id'])}[/]",
+            highlight=False,
+            soft_wrap=True,
+        )
+        for outcome in outcomes:
+            predicted = _number(first.get("predicted_ttft_ms"))
+            tokens = _number(outcome.get("output_tokens"))
+            console.print(
+                f"           {_time(outcome['at_ms'])}  {_cause(outcome['cause'])}"
+                + (" [dim](inferred)[/]" if outcome.get("inferred") else "")
+                + f"  TTFT {_number(outcome.get('ttft_ms'))} ms (predicted {predicted}), "
+                f"TPOT {_number(outcome.get('tpot_ms'), 1)} ms, {tokens} tokens",
+                highlight=False,
+                soft_wrap=True,
             )
-    return table
+        if not outcomes:
+            console.print("           still open: no outcome is stored yet", highlight=False)
 
 
 def _seen(console: Console, decision: dict[str, Any]) -> None:
@@ -79,10 +81,12 @@ def _seen(console: Console, decision: dict[str, Any]) -> None:
         "region",
         "running",
         "waiting",
-        "own in flight",
-        "reading age ms",
+        "own",
+        "age ms",
         "score",
         "excluded by",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
         title=f"What decision {escape(decision['decision_id'])} saw",
         title_justify="left",
     )
@@ -129,46 +133,44 @@ def _oddities(console: Console, story: IntentStory) -> None:
 
 
 def show_goodput(console: Console, report: Goodput) -> None:
-    """A row a group and a total."""
+    """In intents and in tokens: a row a group and a total."""
     if report.total is None:
         console.print(f"No intent that began in the last {report.since_s} s has been closed.")
         return
-    heads = ("offered", "ok", "within level", "compliance", "timeout", "cancelled", "failed", "shed", "lost")
-    tokens = (
-        "tokens",
-        "good tokens",
-        "wasted",
-        "goodput tok/s",
-        "TTFT ms p50/90/99",
-        "TPOT ms p50/90/99",
+    rows = [*report.groups, *([report.total] if report.by != "all" else [])]
+    console.print(f"[bold]Goodput of the last {report.since_s} s by {report.by}[/]", highlight=False)
+    intents = _figures(report.by, "offered", "ok", "in level", "compliance", "timeout", "cancelled", "failed")
+    for head in ("shed", "lost"):
+        intents.add_column(head, justify="right")
+    tokens = _figures(
+        report.by, "tokens", "good", "wasted", "goodput/s", "TTFT p50", "p90", "p99", "TPOT p50"
     )
-    table = Table(
-        title=f"Goodput of the last {report.since_s} s by {report.by}",
-        title_justify="left",
-        show_footer=False,
-    )
-    table.add_column(report.by)
-    for head in (*heads, *tokens):
+    for head in ("p90", "p99"):
+        tokens.add_column(head, justify="right")
+    for row in rows:
+        name = escape(str(row["name"]))
+        intents.add_row(
+            name,
+            *(_number(row[key]) for key in ("offered", "ok", "good")),
+            f"{row['compliance']:.1%}",
+            *(_number(row[end]) for end in ends),
+        )
+        tokens.add_row(
+            name,
+            *(_number(row[key]) for key in ("tokens", "good_tokens", "wasted")),
+            _number(row["goodput_tokens_per_s"], 1),
+            *(_number(row[f"ttft_p{p}_ms"]) for p in (50, 90, 99)),
+            *(_number(row[f"tpot_p{p}_ms"], 1) for p in (50, 90, 99)),
+        )
+    console.print("in intents", intents, "in output tokens; latencies in ms", tokens, highlight=False)
+
+
+def _figures(first: str, *heads: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(first)
+    for head in heads:
         table.add_column(head, justify="right")
-    for row in report.groups:
-        _goodput_row(table, row)
-    if report.by != "all":
-        table.add_section()
-        _goodput_row(table, report.total)
-    console.print(table)
-
-
-def _goodput_row(table: Table, row: dict[str, Any]) -> None:
-    table.add_row(
-        escape(str(row["name"])),
-        *(_number(row[name]) for name in ("offered", "ok", "good")),
-        f"{row['compliance']:.1%}",
-        *(_number(row[name]) for name in ("timeout", "cancelled", "failed", "shed", "lost")),
-        *(_number(row[name]) for name in ("tokens", "good_tokens", "wasted")),
-        _number(row["goodput_tokens_per_s"], 1),
-        "/".join(_number(row[f"ttft_p{p}_ms"]) for p in (50, 90, 99)),
-        "/".join(_number(row[f"tpot_p{p}_ms"], 1) for p in (50, 90, 99)),
-    )
+    return table
 
 
 def show_residency(console: Console, report: ResidencyAudit) -> None:

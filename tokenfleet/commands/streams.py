@@ -85,13 +85,13 @@ async def _run(options: StreamsOptions) -> None:
     from streams.worker import run_worker
 
     log_to_stderr()
-    stop = asyncio.Event()
+    stop, started = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    worker = asyncio.create_task(run_worker(options, stop), name="worker")
+    worker = asyncio.create_task(run_worker(options, stop, started), name="worker")
 
     def end() -> None:
-        if stop.is_set() or not options.data_dir.exists():
-            worker.cancel()  # a second signal, or it has not even started
+        if stop.is_set() or not started.is_set():
+            worker.cancel()  # a second signal, or it still waits for the broker
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
