@@ -137,16 +137,12 @@ def show_goodput(console: Console, report: Goodput) -> None:
     if report.total is None:
         console.print(f"No intent that began in the last {report.since_s} s has been closed.")
         return
+    ends = ("timeout", "cancelled", "failed", "shed", "lost")
     rows = [*report.groups, *([report.total] if report.by != "all" else [])]
     console.print(f"[bold]Goodput of the last {report.since_s} s by {report.by}[/]", highlight=False)
-    intents = _figures(report.by, "offered", "ok", "in level", "compliance", "timeout", "cancelled", "failed")
-    for head in ("shed", "lost"):
-        intents.add_column(head, justify="right")
-    tokens = _figures(
-        report.by, "tokens", "good", "wasted", "goodput/s", "TTFT p50", "p90", "p99", "TPOT p50"
-    )
-    for head in ("p90", "p99"):
-        tokens.add_column(head, justify="right")
+    intents = _figures(report.by, "offered", "ok", "in level", "compliance", *ends)
+    latencies = ("TTFT p50", "p90", "p99", "TPOT p50", "p90", "p99")
+    tokens = _figures(report.by, "tokens", "good", "wasted", "goodput/s", *latencies)
     for row in rows:
         name = escape(str(row["name"]))
         intents.add_row(

@@ -13,7 +13,6 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Benchmarks; each states the machine.", no_args_is_help=True)
     group.callback()(_group)
     group.command("envelopes")(envelopes)
-    group.command("sim")(sim)
     app.add_typer(group, name="bench")
 
 
@@ -45,52 +44,6 @@ def envelopes(
         made.add_row(name, f"{rates['1']:,.0f}", f"{rates['50']:,.0f}")
     console = Console()
     console.print(made)
-    _finish(console, machine(), figures, json_file)
-
-
-def sim(
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Conversation trace (default: the one in ../shared/traces, if any)."
-        ),
-    ] = None,
-    large_seconds: Annotated[
-        float, typer.Option(min=0.0, help="Simulated seconds of the 1,000 instances; 0 leaves them out.")
-    ] = 20.0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to FILE.")
-    ] = None,
-) -> None:
-    """The simulator: engine steps per CPU-second."""
-    from rich.console import Console
-    from rich.table import Table
-
-    try:
-        from bench import sim as benchmark
-        from bench.machine import machine
-    except ModuleNotFoundError:
-        Console(stderr=True).print("[red]error:[/] Benchmarks are in the repository, not in the package.")
-        raise typer.Exit(1) from None
-    if trace is not None and not trace.exists():
-        Console(stderr=True).print(f"[red]error:[/] There is no trace file {trace}.")
-        raise typer.Exit(1)
-    figures = benchmark.run(trace or benchmark.TRACE, large_seconds)
-    made = Table("run", title="Simulated engine steps", title_justify="left")
-    for column in ("steps", "CPU s", "steps per CPU-second"):
-        made.add_column(column, justify="right")
-    rows = {f"8 instances, {name}": run for name, run in figures["eight_instances"].items()}
-    if "thousand_instances" in figures:
-        rows["1,000 instances, 3 regions, lor"] = figures["thousand_instances"]
-    for name, run in rows.items():
-        made.add_row(name, f"{run['steps']:,.0f}", f"{run['cpu_s']:.2f}", f"{run['steps_per_cpu_s']:,.0f}")
-    console = Console()
-    console.print(made)
-    if "thousand_instances" in figures:
-        hour = figures["thousand_instances"]
-        console.print(
-            f"An hour of it: {hour['hour_steps']:,.0f} steps in {hour['hour_cpu_s'] / 60.0:.1f} CPU minutes."
-        )
     _finish(console, machine(), figures, json_file)
 
 

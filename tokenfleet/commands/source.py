@@ -54,7 +54,7 @@ def source(
 
     from schemas.base import Name
     from sources.agent import AgentSettings
-    from sources.discovery.config import ConfigError
+    from sources.discovery import ConfigError
     from transport.errors import BrokerUnavailable
 
     if config is None:
@@ -179,8 +179,9 @@ def read(
 async def _fetch(url: str, mapping: Mapping | None) -> bytes:
     from urllib.parse import urlsplit
 
+    import aiohttp
+
     from sources.engines.mapping import mapping_of
-    from sources.http_client import HttpClient
     from sources.scraper import scrape
 
     # The path and the bounds are the agent's own, so that this shows what the agent would see.
@@ -188,8 +189,8 @@ async def _fetch(url: str, mapping: Mapping | None) -> bytes:
     base = url.rstrip("/").removesuffix(used.metrics_path)
     if urlsplit(base).path:
         used, base = used.model_copy(update={"metrics_path": ""}), url
-    async with HttpClient() as client:
-        got = await scrape(client, base, used, timeout_s=5.0)
+    async with aiohttp.ClientSession() as session:
+        got = await scrape(session, base, used, timeout_s=5.0)
     if got.body is None:
         _fail(got.failure.sentence if got.failure else f"{url} gave nothing.")
     return got.body
