@@ -243,6 +243,9 @@ class Supervisor:
                     except StackError as error:
                         child.state = ChildState.FAILED
                         _log.error("child cannot be restarted", child=child.name, error=str(error))
+                    except Exception:  # whatever it is (a closed log, say), the others must be looked after
+                        with contextlib.suppress(Exception):
+                            _log.exception("watching failed", child=child.name)
 
     def _look_after(self, child: Child, now_s: float) -> None:
         """Notice a death, and restart when it is time. Called with the lock held."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import structlog
 
 from infra.errors import StackError
 from infra.kafka.embedded import EmbeddedKafka
@@ -34,6 +35,13 @@ class KafkaAddress:
     bootstrap: str
     kind: str
     """`given`, `container` or `embedded`."""
+
+
+@pytest.fixture(autouse=True)
+def _own_logging() -> Iterator[None]:
+    """Commands that a test runs in this process set up logging for themselves, not for the tests after it."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -26,5 +26,6 @@ def _configure(level: str) -> None:
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # Looked up at each event: whoever replaces sys.stderr later must not leave us with a closed file.
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )

@@ -7,14 +7,12 @@ factory for each, so nothing is shared between routers but what the log brings.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final, Literal, Protocol
 
-import numpy as np
-
-from sim.des.signals import CandidatesView, FleetView
+from sim.des.views import CandidatesView, FleetView
 
 RequestKey = int
 
@@ -55,7 +53,7 @@ class OutcomeView:
     """What a router knows of an attempt that ended: the engine's own usage report and the clock.
 
     ``end`` is ok, timeout, cancelled, failed or shed. ``output_tokens`` are those that were generated.
-    ``instance`` is None where it never got to one. ``ttft_ms`` counts from this attempt's start.
+    ``instance`` is None where it was sent to none. ``ttft_ms`` counts from this attempt's start.
     """
 
     end: str
@@ -82,7 +80,7 @@ class Balancer(Protocol):
         """The position in ``candidates`` (never empty), or a refusal."""
 
     def ended(self, now_ms: float, request: RequestView, outcome: OutcomeView) -> None:
-        """An attempt of this router ended."""
+        """An attempt that was sent to an instance ended."""
 
 
 class RegionChooser(Protocol):
@@ -103,7 +101,9 @@ class Admission(Protocol):
     def admit(self, now_ms: float, request: RequestView, fleet: FleetView) -> Verdict:
         """``ADMIT``, ``HOLD`` (it then comes out of ``pump``), or a refusal."""
 
-    def pump(self, now_ms: float, fleet: FleetView) -> Sequence[tuple[RequestKey, Literal["admit"] | Refusal]]:
+    def pump(
+        self, now_ms: float, fleet: FleetView
+    ) -> Sequence[tuple[RequestKey, Literal["admit"] | Refusal]]:
         """Held requests (by number) that enter, or are given up, now."""
 
     def gone(self, now_ms: float, request: RequestView) -> None:
@@ -122,7 +122,9 @@ class AdmitAll:
         """Always ``ADMIT``."""
         return ADMIT
 
-    def pump(self, now_ms: float, fleet: FleetView) -> Sequence[tuple[RequestKey, Literal["admit"] | Refusal]]:
+    def pump(
+        self, now_ms: float, fleet: FleetView
+    ) -> Sequence[tuple[RequestKey, Literal["admit"] | Refusal]]:
         """Nobody is held."""
         return ()
 
@@ -168,7 +170,7 @@ class LeastOutstanding:
     ) -> int | Refusal:
         """The position of the least estimate."""
         outstanding = candidates.outstanding
-        ties = np.flatnonzero(outstanding == outstanding.min())
+        ties = (outstanding == outstanding.min()).nonzero()[0]
         return int(ties[0] if len(ties) == 1 else ties[rng.randrange(len(ties))])
 
     def ended(self, now_ms: float, request: RequestView, outcome: OutcomeView) -> None:
@@ -195,5 +197,9 @@ class PowerOfTwo:
         """Nothing is learned."""
 
 
-BALANCERS: Final = {"rr": RoundRobin, "lor": LeastOutstanding, "p2c": PowerOfTwo}
+BALANCERS: Final[Mapping[str, Callable[[], Balancer]]] = {
+    "rr": RoundRobin,
+    "lor": LeastOutstanding,
+    "p2c": PowerOfTwo,
+}
 """The plain policies by name; each call makes one for one router."""

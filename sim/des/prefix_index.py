@@ -1,8 +1,8 @@
-"""A router's own guess of who has which prefix: where it saw prompts being sent, never the engines' caches."""
+"""A router's own guess of who has which prefix: from where prompts were sent, never the engines' caches."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -75,3 +75,30 @@ class PrefixIndex:
             packed = np.frombuffer(instances.to_bytes(self._bytes, "little"), dtype=np.uint8)
             bits = np.unpackbits(packed, count=len(matched), bitorder="little")
             matched[bits.view(np.bool_)] = depth
+
+
+class PlacementLog:
+    """Placements of all routers as the log shows them: one index for all, since all read the same log.
+
+    What a router placed itself and the log doesn't show yet is the router's own to remember.
+    """
+
+    def __init__(self, capacity_blocks: Sequence[int]) -> None:
+        self.index = PrefixIndex(capacity_blocks)
+        self._coming: deque[tuple[float, int, Sequence[int]]] = deque()
+
+    def append(self, visible_ms: float, instance: int, blocks: Sequence[int]) -> None:
+        """A placement that will be seen at ``visible_ms``; these times never fall."""
+        self._coming.append((visible_ms, instance, blocks))
+
+    def advance(self, now_ms: float) -> None:
+        """Let the placements be seen that have come by now."""
+        coming = self._coming
+        while coming and coming[0][0] <= now_ms:
+            _, instance, blocks = coming.popleft()
+            self.index.placed(instance, blocks)
+
+    def forget(self, instance: int) -> None:
+        """The instance restarted: whatever was placed there before is void."""
+        self.index.forget(instance)
+        self._coming = deque(placement for placement in self._coming if placement[1] != instance)

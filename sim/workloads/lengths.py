@@ -1,7 +1,8 @@
 """Published length distributions as quantile tables: what the generator draws prompts and answers from.
 
 The tables are summary statistics of public data: AzurePublicDataset 2023 conversation and code traces
-(CC-BY-4.0; Patel et al., Splitwise, ISCA 2024) and Vidur's arXiv summarisation lengths (MIT). Geometric
+(CC-BY-4.0; Patel et al., Splitwise, ISCA 2024), Vidur's arXiv summarisation lengths (MIT) and the Mooncake
+conversation trace (Apache-2.0; Qin et al., FAST 2025). Geometric
 interpolation between the points keeps every mean within 5% of the published one.
 """
 
@@ -57,5 +58,27 @@ LENGTHS: Mapping[str, LengthProfile] = {
     "batch": LengthProfile(
         (1, 73, 749, 1242, 1986, 2730, 2996, 3249, 3490, 3597, 3702, 3813, 3876, 3933, 4012, 4054),
         (5, 36, 60, 78, 115, 167, 192, 222, 268, 304, 372, 736, 2507, 3271, 3844, 4056),
+    ),
+    # Mooncake conversation trace (FAST'25): input 12,035 mean, 39,550 p95; output 343 mean.
+    "conversation": LengthProfile(
+        (
+            891,
+            894,
+            901,
+            964,
+            2306,
+            6909,
+            9570,
+            13196,
+            17869,
+            21464,
+            27367,
+            39550,
+            58976,
+            85400,
+            121300,
+            126195,
+        ),
+        (1, 3, 10, 24, 156, 350, 399, 447, 504, 543, 597, 698, 835, 1118, 2000, 2000),
     ),
 }

@@ -140,9 +140,9 @@ def show_goodput(console: Console, report: Goodput) -> None:
     ends = ("timeout", "cancelled", "failed", "shed", "lost")
     rows = [*report.groups, *([report.total] if report.by != "all" else [])]
     console.print(f"[bold]Goodput of the last {report.since_s} s by {report.by}[/]", highlight=False)
-    intents = _figures(report.by, "offered", "ok", "in level", "compliance", *ends)
+    intents = _figures(report.by, "offered", "ok", "good", "good %", *ends)
     latencies = ("TTFT p50", "p90", "p99", "TPOT p50", "p90", "p99")
-    tokens = _figures(report.by, "tokens", "good", "wasted", "goodput/s", *latencies)
+    tokens = _figures(report.by, "tokens", "good", "wasted", "good/s", *latencies)
     for row in rows:
         name = escape(str(row["name"]))
         intents.add_row(

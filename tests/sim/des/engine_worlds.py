@@ -81,7 +81,9 @@ def play_fast(script: list[Arrival], engine: Engine, *, max_run_steps: int | Non
         Sequence(a.prompt_tokens, a.output_tokens, a.blocks, number) for number, a in enumerate(script)
     ]
 
-    def tokens(start_ms: float, first_ms: float, slope_ms: float, steps: int, decoders: list[Sequence]) -> None:
+    def tokens(
+        start_ms: float, first_ms: float, slope_ms: float, steps: int, decoders: list[Sequence]
+    ) -> None:
         for sequence in decoders:
             for i in range(1, steps + 1):
                 end_ms = start_ms + i * first_ms + slope_ms * (0.5 * i * (i - 1))

@@ -25,7 +25,9 @@ def scripts(draw: st.DrawFn, *, blocks: bool) -> list[Arrival]:
     at_ms = 0.0
     for number in range(draw(st.integers(1, 14))):
         at_ms += draw(st.sampled_from([0.0, 3.7, 41.3, 160.9, 900.1])) + draw(st.floats(0.001, 20.0))
-        prompt = draw(st.one_of(st.integers(1, 600), st.integers(1, 9_000), st.sampled_from([512, 1024, 2048])))
+        prompt = draw(
+            st.one_of(st.integers(1, 600), st.integers(1, 9_000), st.sampled_from([512, 1024, 2048]))
+        )
         chain: tuple[int, ...] = ()
         if blocks:
             family = draw(st.integers(0, 2))
@@ -113,3 +115,74 @@ def test_long_busy_script_with_preemptions_evictions_and_hits(unit: int, kv_toke
         same(fast, play_plain(script, engine), script)
     assert fast.counters["preemptions"] > 10
     assert fast.counters["hits"] > 10 * BLOCK
+
+
+class _Deaf:
+    def first_token(self, sequence: Sequence, now_ms: float) -> None:
+        """Nobody asks."""
+
+    def finished(self, sequence: Sequence, now_ms: float) -> None:
+        """Nobody asks."""
+
+
+def test_a_failure_loses_all_and_counts_what_was_generated() -> None:
+    events = EventQueue()
+    instance = Instance(S2, events, _Deaf(), kv_tokens=2_048)
+    inside = Sequence(500, 1_000, (1,))
+    instance.submit(inside, 0.0)
+    events.run(until_ms=500.0)
+    waiting = Sequence(1_000, 500)
+    instance.submit(waiting, 500.0)
+    lost: list[Sequence] = []
+    events.at(510.0, lambda now_ms, _: lost.extend(instance.fail(now_ms)))
+    events.run()
+    assert lost == [inside, waiting]
+    assert inside.generated_tokens == instance.generation_tokens > 10
+    assert (instance.running, instance.waiting, instance.pool.cached_blocks) == (0, 0, 0)
+    assert not instance.active
+    again = Sequence(500, 3, (1,))
+    instance.submit(again, events.now_ms)
+    events.run()
+    assert again.cached_tokens == 0
+    assert instance.generation_tokens == inside.generated_tokens + 3
+
+
+def test_readings_in_the_middle_of_a_run_are_those_of_stepping() -> None:
+    def readings(max_run_steps: int | None) -> list[tuple[int, int, int, int]]:
+        events = EventQueue()
+        instance = Instance(S2, events, _Deaf(), kv_tokens=40_000, max_run_steps=max_run_steps)
+        seen: list[tuple[int, int, int, int]] = []
+        for number in range(6):
+            sequence = Sequence(100 + 37 * number, 400)
+            events.at(5.0 * number, lambda now_ms, s: instance.submit(s, now_ms), sequence)
+
+        def look(now_ms: float, _: object) -> None:
+            waiting, running, usage, tokens = instance.reading(now_ms)
+            seen.append((waiting, running, round(usage * instance.pool.total_units), tokens))
+
+        for at_ms in range(1, 5_000, 137):
+            events.at(at_ms + 0.123, look)
+        events.run()
+        return seen
+
+    assert readings(None) == readings(1)
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    instance = Instance(S2, EventQueue(), _Deaf(), kv_tokens=1_024)
+    with pytest.raises(ValueError, match="don't fit"):
+        instance.submit(Sequence(1_000, 100), 0.0)
+    with pytest.raises(ValueError, match="at least one prompt token"):
+        instance.submit(Sequence(0, 100), 0.0)
+    with pytest.raises(ValueError, match="max_num_batched_tokens"):
+        Instance(S2, EventQueue(), _Deaf(), max_num_seqs=10_000)
+
+
+def test_time_never_runs_backwards() -> None:
+    events = EventQueue()
+    events.at(10.0, lambda now_ms, _: None)
+    events.run()
+    with pytest.raises(ValueError, match="can't happen"):
+        events.at(9.0, lambda now_ms, _: None)
+    with pytest.raises(ValueError, match="can't happen"):
+        events.at(float("nan"), lambda now_ms, _: None)

@@ -1,0 +1,1 @@
+"""The step model against measured engines: reading published profiles, predicting them, refitting."""
