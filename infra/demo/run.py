@@ -15,7 +15,7 @@ import aiohttp
 from rich.console import Console
 from rich.live import Live
 
-from infra.demo.books import BookReader, show_books
+from infra.demo.books import BookReader, DemoBooks, show_books
 from infra.demo.display import LiveDisplay, show_figures
 from infra.demo.workload import Workload, load_workload
 from infra.errors import StackError
@@ -23,7 +23,6 @@ from infra.layout import MODEL, Layout, free_ports
 from infra.stack import Stack
 from sim.loadgen import LoadOptions, run_load, summarise
 from sim.loadgen.ledger import IntentRecord, LiveView
-from sinks.books import Books
 
 MARKER = ".tokenfleet-demo"
 ENGINES = ("emulated",)
@@ -129,7 +128,7 @@ def _locked(path: Path) -> bool:
 
 async def _play(
     stack: Stack, workload: Workload, options: DemoOptions, console: Console
-) -> tuple[list[IntentRecord], Books]:
+) -> tuple[list[IntentRecord], DemoBooks]:
     reader = BookReader(stack.bootstrap, stack.clickhouse_url, workload.run_id)
     await reader.begin()
     display = LiveDisplay(len(workload.plan))

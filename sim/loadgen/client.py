@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import aiohttp
 import msgspec
@@ -96,6 +97,22 @@ def request_headers(
     return headers
 
 
+def trace_sent() -> aiohttp.TraceConfig:
+    """Tells each attempt's record that its request went out; the session of `play_attempt` needs it."""
+
+    async def sent(
+        session: aiohttp.ClientSession,
+        context: SimpleNamespace,
+        params: aiohttp.TraceRequestHeadersSentParams,
+    ) -> None:
+        record: AttemptRecord = context.trace_request_ctx
+        record.sent = True
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_headers_sent.append(sent)
+    return trace
+
+
 async def play_attempt(
     session: aiohttp.ClientSession, request: AttemptRequest, record: AttemptRecord, clock: RunClock
 ) -> CompletionStream:
@@ -110,7 +127,9 @@ async def play_attempt(
     try:
         async with (
             patience,
-            session.post(request.url, data=request.body, headers=request.headers) as response,
+            session.post(
+                request.url, data=request.body, headers=request.headers, trace_request_ctx=record
+            ) as response,
         ):
             _note_headers(record, response)
             if response.status != 200:
@@ -124,10 +143,13 @@ async def play_attempt(
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         record.end, record.error = AttemptEnd.REFUSED, str(error)
     except TimeoutError:
-        record.end = AttemptEnd.TIMEOUT
-        record.error = (
-            "no first token in time" if stream.first_token_ms is None else "not finished by the deadline"
-        )
+        record.end = AttemptEnd.TIMEOUT if record.sent else AttemptEnd.REFUSED
+        if not record.sent:
+            record.error = "no connection in time"
+        elif stream.first_token_ms is None:
+            record.error = "no first token in time"
+        else:
+            record.error = "not finished by the deadline"
     except (aiohttp.ClientError, OSError) as error:
         record.end = AttemptEnd.DROPPED
         record.error = str(error) or type(error).__name__

@@ -19,6 +19,7 @@ from sim.loadgen.retry import AttemptEnd, Cause
 
 _log = structlog.get_logger(__name__)
 
+_NO_DECISION = (400, 401, 404)
 _RECENT = 256  # finished intents that the live view's percentiles look back on
 
 
@@ -29,12 +30,14 @@ class LedgerError(ValueError):
 class AttemptRecord(msgspec.Struct, kw_only=True):
     """One attempt of an intent. Instants are ms since 1970; None is unknown or never happened.
 
-    `decision_id`, `instance`, `region` are what the router's response headers said.
+    `decision_id`, `instance`, `region` are what the router's response headers said. `sent`: the request's
+    head went out on a connection, so a router may know of it.
     """
 
     attempt: int
     router: str
     start_epoch_ms: float
+    sent: bool = False
     finish_epoch_ms: float | None = None
     end: AttemptEnd | None = None
     status: int | None = None
@@ -88,6 +91,22 @@ class IntentRecord(msgspec.Struct, kw_only=True):
             and self.ttft_ms is not None
             and self.ttft_ms <= self.ttft_slo_ms
             and (self.tpot_ms is None or self.tpot_ms <= self.tpot_slo_ms)
+        )
+
+    @property
+    def must_be_logged(self) -> bool:
+        """Whether the event log has to know of this intent.
+
+        So it is where a router answered with a decision or a refusal of its own, and where this client
+        itself gave up a request that was sent. An attempt whose connection broke may have died with its
+        router before anything was logged. Requests refused as malformed, unauthorised or for an unknown
+        model (400, 401, 404) are no decisions.
+        """
+        return any(
+            attempt.decision_id is not None
+            or (attempt.status is not None and attempt.status not in _NO_DECISION)
+            or (attempt.sent and attempt.end in (AttemptEnd.TIMEOUT, AttemptEnd.CANCELLED))
+            for attempt in self.attempts
         )
 
     @property

@@ -12,7 +12,14 @@ from pathlib import Path
 import aiohttp
 import structlog
 
-from sim.loadgen.client import AttemptRequest, RunClock, play_attempt, request_body, request_headers
+from sim.loadgen.client import (
+    AttemptRequest,
+    RunClock,
+    play_attempt,
+    request_body,
+    request_headers,
+    trace_sent,
+)
 from sim.loadgen.ledger import AttemptRecord, IntentRecord, Ledger, LiveView
 from sim.loadgen.options import LoadOptions
 from sim.loadgen.retry import AttemptEnd, Cause, RetryPolicy, cancel_after_tokens, final_cause
@@ -50,7 +57,9 @@ async def run_load(
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=options.connect_timeout_ms / speed / 1_000.0)
     with Ledger(ledger_path, planned=len(ordered)) as ledger:
         # No limit on connections: a generator that queues on its own side is no open loop.
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=timeout, trace_configs=[trace_sent()]
+        ) as session:
             player = _Player(session, routers, ledger, RunClock(), options, seed, speed)
             progress = asyncio.create_task(_report(on_progress, player)) if on_progress else None
             try:

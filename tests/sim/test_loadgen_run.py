@@ -246,6 +246,8 @@ async def test_a_refused_connection_goes_to_the_next_router(tmp_path: Path, star
     ((request, _),) = router.asked
     assert request.headers["x-tokenfleet-attempt"] == "2"
     assert request.headers["x-tokenfleet-intent-start-ms"] == str(round(record.start_epoch_ms))
+    assert [attempt.sent for attempt in record.attempts] == [False, True]
+    assert record.must_be_logged
 
 
 @pytest.mark.parametrize(("sent", "wasted"), [(None, 0), (0, 0), (3, 3)])
@@ -268,6 +270,7 @@ async def test_nobody_there_until_patience_ends(tmp_path: Path) -> None:
     assert len(record.attempts) > 2
     assert set(ends(record)) == {AttemptEnd.REFUSED}
     assert len({attempt.router for attempt in record.attempts}) == 2
+    assert not record.must_be_logged
     assert record.ttft_ms is None
 
 
