@@ -55,7 +55,7 @@ schemas: install ## Export JSON Schemas and AsyncAPI from the event models
 
 .PHONY: requirements
 requirements: $(VENV)/.stamp-packages ## Compile the requirement files and the list of Kafka's jars anew
-	@$(COMPILE) --extra streams --extra sink --extra local --extra sim --output-file requirements/runtime.txt
+	@$(COMPILE) --extra streams --extra sink --extra local --extra sim --extra sources --output-file requirements/runtime.txt
 	@$(COMPILE) --all-extras --output-file requirements/dev.txt
 	@$(BIN)/python -m infra.kafka.jars
 

@@ -38,4 +38,7 @@ class KvEvent(Event):
     engine_seq: Annotated[int, Field(ge=0, le=2**53)]
     kind: Literal["stored", "removed", "cleared"]
     medium: Name = "device"
-    prefix: PrefixKey | None = Field(default=None, description="None where everything was cleared.")
+    prefix: PrefixKey | None = Field(
+        default=None,
+        description="The blocks concerned; each hash covers all before it. None for cleared: all media.",
+    )

@@ -29,7 +29,8 @@ class EndpointRow(Row):
     reachable: bool = True
     draining: bool = False
     source: Name | None = Field(
-        default=None, description="The agent that watches it, and that removes the row when it no longer does."
+        default=None,
+        description="The agent that watches it, and removes the row when it no longer does.",
     )
 
     def key(self) -> str:

@@ -9,8 +9,9 @@ from pydantic import Field
 from schemas.base import Count, DurationMs, EpochMs, Event, Name, PoolId, Record
 from schemas.readings import EngineCounters, EngineGauges
 
-LatencyName = Literal["ttft", "itl", "queue", "prefill", "decode", "e2e"]
-"""To first token, between tokens, waiting, computing the prompt, generating, whole request."""
+LatencyName = Literal["ttft", "itl", "tpot", "queue", "prefill", "decode", "e2e"]
+"""To the first token; between two tokens; between tokens as a request's mean; waiting; computing the prompt;
+generating; the whole request."""
 
 
 class LatencyTotals(Record):
@@ -54,7 +55,7 @@ class Telemetry(Event):
     scrape_ms: DurationMs | None = None
     gauges: EngineGauges = EngineGauges()
     counters: EngineCounters = EngineCounters()
-    latencies: Annotated[list[LatencyTotals], Field(max_length=6)] = Field(
+    latencies: Annotated[list[LatencyTotals], Field(max_length=7)] = Field(
         default=[], description="Those that changed since last told; totals within the boot."
     )
     lora: LoraAdapters | None = Field(default=None, description="None: the engine does not tell.")

@@ -15,6 +15,7 @@ from schemas.caches import KvEvent, Placement
 from schemas.decisions import Decision
 from schemas.endpoints import EndpointRow
 from schemas.envelopes import envelope_header
+from schemas.gpus import GpuSample
 from schemas.grants import LeaseRow, QuotaRow
 from schemas.network import LinkProbe
 from schemas.operations import AlertRow, Claim, DeadLetter, Rollup
@@ -124,7 +125,8 @@ def _rows(
 
 
 TELEMETRY = _raw("fleet.telemetry", Telemetry, ("source",), "What engines say of themselves.", DAY_MS)
-LINKS = _raw("fleet.links", LinkProbe, ("router", "source"), "Probes between regions.", DAY_MS)
+LINKS = _raw("fleet.links", LinkProbe, ("source",), "Probes between regions.", DAY_MS)
+GPUS = _raw("fleet.gpus", GpuSample, ("source",), "How accelerators are.", DAY_MS)
 OUTCOMES = _raw("fleet.outcomes", Outcome, ("router", "streams"), "How each attempt ended.", 7 * DAY_MS)
 DECISIONS = _raw("fleet.decisions", Decision, ("router",), "What routers decided.", 7 * DAY_MS)
 PLACEMENTS = _raw(
@@ -211,6 +213,7 @@ CLAIMS = Topic(
 TOPICS: tuple[Topic, ...] = (
     TELEMETRY,
     LINKS,
+    GPUS,
     OUTCOMES,
     DECISIONS,
     PLACEMENTS,

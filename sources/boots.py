@@ -1,12 +1,15 @@
 """Boots: which life of an engine's process a scrape belongs to. Pure: ``now_ms`` is an argument.
 
-Where the engine tells its process start, the boot's name derives from it, so that an agent that restarts
-names the same life the same. Where it doesn't, the agent mints one when it first sees the engine, and again
-when a token in the response headers changes or counters have fallen.
+Where the engine tells its process start, or a token in the response headers that is constant in a life, the
+boot's name derives from it, so that an agent that restarts names the same life the same. Where it tells
+neither, the agent mints a name when it first sees the engine, and again when counters have fallen; an agent
+that restarts goes on with the boot of its own last row where that is so recent that the engine can't have
+been loaded anew since.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -48,11 +51,23 @@ class Verdict:
     fell: tuple[object, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Previous:
+    """The boot that an agent last wrote of an instance, in an earlier life of its own.
+
+    ``recent``: the engine answered so short a time ago that it can't have restarted and loaded its model.
+    """
+
+    boot: Boot
+    recent: bool
+
+
 class BootTracker:
     """Follows one instance's boots, one scrape after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, previous: Previous | None = None) -> None:
         self.boot = UNSEEN
+        self._previous = previous
         self._start: tuple[str | None, int] | None = None
         self._token: str | None = None
         self._counters: dict[object, float] = {}
@@ -80,14 +95,31 @@ class BootTracker:
     def _next(self, start: tuple[str | None, int] | None, token: str | None, fell: bool, now_ms: int) -> Boot:
         named = None if start is None else Boot(f"b{start[1]:x}", start[1])
         if self.boot is UNSEEN:
-            return named or self._minted(now_ms)
+            return named or self._resumed(token) or self._minted(token, now_ms)
         if start is not None and self._start is not None and start[0] == self._start[0]:
             # The same metric told a start before: it alone decides, a fall is then a reset within the boot.
             return self.boot if start == self._start else named or self.boot
         changed = token is not None and self._token is not None and token != self._token
         if changed or fell:
-            return named or self._minted(now_ms)
+            return named or self._minted(token if changed else None, now_ms)
         return self.boot
 
-    def _minted(self, now_ms: int) -> Boot:
-        return Boot(f"a{now_ms:x}", max(now_ms, self.boot.started_at_ms + 1))
+    def _resumed(self, token: str | None) -> Boot | None:
+        """The boot of the agent's earlier life, where it is still the same life of the engine."""
+        before = self._previous
+        if before is None or before.boot.name == UNSEEN.name:
+            return None
+        if token is not None:
+            return before.boot if before.boot.name == _of_token(token) else None
+        return before.boot if before.recent and before.boot.name.startswith("a") else None
+
+    def _minted(self, token: str | None, now_ms: int) -> Boot:
+        last_ms = self.boot.started_at_ms
+        if self._previous is not None:
+            last_ms = max(last_ms, self._previous.boot.started_at_ms)
+        name = f"a{now_ms:x}" if token is None else _of_token(token)
+        return Boot(name, max(now_ms, last_ms + 1))
+
+
+def _of_token(token: str) -> str:
+    return f"t{hashlib.sha256(token.encode()).hexdigest()[:16]}"

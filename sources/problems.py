@@ -17,6 +17,7 @@ ProblemKind = Literal[
     "truncated",  # the text ends in the middle of a line
     "counter_fell",  # a counter fell within a boot
     "other_model",  # the text speaks of other models than the endpoint is said to serve
+    "other_role",  # the engine says that it prefills or decodes, the list says otherwise
 ]
 DRIFT: frozenset[ProblemKind] = frozenset({"missing", "wrong_type"})
 """Problems that say that the engine's metrics are no longer what the mapping expects."""

@@ -6,7 +6,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+import msgspec
 import structlog
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
@@ -15,6 +17,7 @@ from minds.rows import tombstone_headers
 from schemas.base import Event, Row
 from schemas.codec import envelope_headers, headers_for, to_json
 from schemas.envelopes import MAX_EVENTS, Envelope
+from schemas.fastpath import encode, struct_of
 from schemas.operations import CLAIM_KEY, Claim
 from schemas.topics import MAX_RECORD_BYTES, Topic
 from transport.clock import now_ms
@@ -49,12 +52,16 @@ async def start_producer(bootstrap: str, *, linger_ms: int = 5, timeout_s: float
         await asyncio.sleep(0.3)
 
 
+_Waiting = tuple[Event | msgspec.Struct, asyncio.Future[None] | None]
+"""An event, and who waits for it to be with the broker."""
+
+
 @dataclass(slots=True)
 class _Outbox:
     """What waits to be sent to one topic."""
 
     topic: Topic
-    waiting: deque[tuple[Event, asyncio.Future[None] | None]] = field(default_factory=deque)
+    waiting: deque[_Waiting] = field(default_factory=deque)
     seq: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -99,8 +106,8 @@ class EventProducer:
         """False from the first failed send until one succeeds."""
         return self._failing_since_ms is None
 
-    def emit(self, topic: Topic, event: Event) -> None:
-        """Queue an event; it goes out within the linger time."""
+    def emit(self, topic: Topic, event: Event | msgspec.Struct) -> None:
+        """Queue an event (or its struct of schemas.fastpath); it goes out within the linger time."""
         self._put(topic, event, None)
 
     async def emit_acked(self, topic: Topic, event: Event) -> None:
@@ -109,7 +116,7 @@ class EventProducer:
         self._put(topic, event, future)
         await future
 
-    def _put(self, topic: Topic, event: Event, future: asyncio.Future[None] | None) -> None:
+    def _put(self, topic: Topic, event: Event | msgspec.Struct, future: asyncio.Future[None] | None) -> None:
         if self._closing:
             raise RuntimeError("This producer is closing; no more events can be emitted.")
         box = self._outboxes.get(topic.name)
@@ -132,22 +139,20 @@ class EventProducer:
             if not self._closing and self._linger_s:
                 await asyncio.sleep(self._linger_s)
             box.wake.clear()
-            while box.waiting:
-                batch = [box.waiting.popleft() for _ in range(min(len(box.waiting), MAX_EVENTS // 2))]
+            # What comes while these are being sent lingers too, else each send would carry the next few only.
+            left = len(box.waiting)
+            while left > 0 or (self._closing and box.waiting):
+                size = min(len(box.waiting), MAX_EVENTS // 2)
+                batch = [box.waiting.popleft() for _ in range(size)]
+                left -= size
                 await self._send(box, batch)
             if self._closing:
                 return
 
-    async def _send(self, box: _Outbox, batch: list[tuple[Event, asyncio.Future[None] | None]]) -> None:
+    async def _send(self, box: _Outbox, batch: list[_Waiting]) -> None:
         model = box.topic.model
-        envelope: Envelope[Event] = Envelope[model](  # type: ignore[valid-type]
-            producer=self.producer_id,
-            boot=self.boot,
-            seq=box.seq,
-            sent_at_ms=now_ms(),
-            events=[event for event, _ in batch],
-        )
-        value, headers = to_json(envelope), envelope_headers(model)  # type: ignore[arg-type]
+        value = self._envelope(box, [event for event, _ in batch])
+        headers = envelope_headers(model)  # type: ignore[arg-type]
         while True:
             try:
                 await self._producer.send_and_wait(
@@ -166,6 +171,25 @@ class EventProducer:
         for _, future in batch:
             if future is not None and not future.done():
                 future.set_result(None)
+
+    def _envelope(self, box: _Outbox, events: list[Any]) -> bytes:
+        """The envelope as JSON; events that are structs of the fast path were checked by who made them."""
+        model: Any = Envelope[box.topic.model]  # type: ignore[name-defined]
+        fields = {
+            "producer": self.producer_id,
+            "boot": self.boot,
+            "seq": box.seq,
+            "sent_at_ms": now_ms(),
+        }
+        if all(isinstance(event, msgspec.Struct) for event in events):
+            return encode(struct_of(model, False)(**fields, events=events))
+        checked = [
+            box.topic.model.model_validate(msgspec.to_builtins(event))
+            if isinstance(event, msgspec.Struct)
+            else event
+            for event in events
+        ]
+        return to_json(model(**fields, events=checked))
 
     async def close(self, *, timeout_s: float = 5.0) -> None:
         """Send what waits, within ``timeout_s``; what could not be sent is counted as dropped."""

@@ -15,10 +15,13 @@ import yaml
 from aiohttp import web
 from aiokafka import AIOKafkaConsumer
 
+from infra.kafka.embedded import EmbeddedKafka
 from minds.rows import Change
 from schemas.codec import Decoded, decode_events
-from schemas.topics import ENDPOINTS, TELEMETRY, Topic
+from schemas.topics import ALERTS, ENDPOINTS, TELEMETRY, Topic
+from sources import outbox
 from sources.agent import AgentSettings, SourceAgent
+from sources.drift import alert_id
 from sources.http import application
 from transport.admin import ensure_topics
 from transport.errors import BrokerUnavailable
@@ -68,7 +71,7 @@ class Log:
 
     def __init__(self, bootstrap: str, agent_id: str) -> None:
         self.changes: list[Change] = []
-        self.table = TableReader(bootstrap, [ENDPOINTS], on_change=self._note)
+        self.table = TableReader(bootstrap, [ENDPOINTS, ALERTS], on_change=self._note)
         self.envelopes: list[Decoded] = []
         self._agent_id = agent_id
         self._consumer = AIOKafkaConsumer(
@@ -102,14 +105,17 @@ class Log:
     def row(self, instance: str) -> Any:
         return self.table.view(ENDPOINTS).row(instance)
 
+    def alert(self, instance: str, reading: str) -> Any:
+        return self.table.view(ALERTS).row(alert_id(instance, reading))
 
-async def _until(condition: Callable[[], object], what: str) -> None:
+
+async def _until(condition: Callable[[], object], what: str, within_s: float = 20.0) -> None:
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(within_s):
             while not condition():
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        pytest.fail(f"not within 20 s: {what}")
+        pytest.fail(f"not within {within_s:g} s: {what}")
 
 
 def _write(path: Path, *endpoints: dict[str, object]) -> None:
@@ -137,7 +143,7 @@ async def test_an_engines_life_in_rows_and_envelopes(kafka: Broker, capture: Cap
     gone = me | {"instance": f"gone-{tag}", "url": "http://127.0.0.1:1"}
     config = tmp_path / "endpoints.yaml"
     _write(config, me, gone)
-    await ensure_topics(kafka.bootstrap, (ENDPOINTS, TELEMETRY))
+    await ensure_topics(kafka.bootstrap, (ENDPOINTS, TELEMETRY, ALERTS))
     settings = AgentSettings(
         kafka.bootstrap, config, agent_id=f"source-{tag}", interval_ms=50, config_poll_s=0.1
     )
@@ -246,6 +252,110 @@ async def test_the_agents_own_http(kafka: Broker, capture: Capture, tmp_path: Pa
             await agent.stop()
             await runner.cleanup()
             await engine.stop()
+
+
+def _llama(tag: str, engine: Engine) -> dict[str, object]:
+    return {
+        "instance": f"llama-{tag}",
+        "engine": "llama.cpp",
+        "url": f"http://127.0.0.1:{engine.port}",
+        "region": "eu",
+        "pools": [f"tiny-{tag}@1"],
+    }
+
+
+@pytest.mark.kafka
+async def test_an_agent_that_restarts_goes_on_where_it_was(
+    kafka: Broker, llama_cpp_page: bytes, tmp_path: Path
+) -> None:
+    """No process start is told: the boot is the one of the row, and what left the list meanwhile goes."""
+    tag = uuid.uuid4().hex[:8]
+    engine = Engine(llama_cpp_page)
+    await engine.start()
+    me, config = _llama(tag, engine), tmp_path / "endpoints.yaml"
+    other = me | {"instance": f"left-{tag}", "pools": [f"other-{tag}@1"]}
+    foreign = me | {"instance": f"foreign-{tag}"}
+    await ensure_topics(kafka.bootstrap, (ENDPOINTS, TELEMETRY, ALERTS))
+    settings = AgentSettings(
+        kafka.bootstrap, config, agent_id=f"source-{tag}", interval_ms=50, config_poll_s=0.1
+    )
+    foreign_config = tmp_path / "foreign.yaml"
+    _write(foreign_config, foreign)
+    async with Log(kafka.bootstrap, settings.agent_id).open() as log:
+        try:
+            _write(config, me, other)
+            agent = SourceAgent(settings)
+            await agent.start()
+            await _until(lambda: log.row(f"llama-{tag}") and log.row(f"left-{tag}"), "both rows")
+            engine.page = llama_cpp_page.replace(b"llamacpp:requests_deferred 1", b"llamacpp:deferred 1")
+            await _until(lambda: log.alert(f"left-{tag}", "requests_waiting"), "the drift alerts")
+            await _until(lambda: log.alert(f"llama-{tag}", "requests_waiting"), "the drift alerts")
+            assert log.alert(f"llama-{tag}", "requests_waiting").state == "firing"
+            assert "llamacpp:requests_deferred" in log.alert(f"llama-{tag}", "requests_waiting").summary
+            await agent.stop()
+            before = log.row(f"llama-{tag}")
+            assert before.source == settings.agent_id
+            stranger = SourceAgent(AgentSettings(kafka.bootstrap, foreign_config, agent_id=f"other-{tag}"))
+            await stranger.start()
+            await _until(lambda: log.row(f"foreign-{tag}"), "another agent's row")
+            await stranger.stop()
+
+            _write(config, me)
+            engine.page = llama_cpp_page
+            agent = SourceAgent(settings)
+            await agent.start()
+            try:
+                await _until(lambda: log.row(f"llama-{tag}").epoch == agent.started_at_ms, "the new row")
+                after = log.row(f"llama-{tag}")
+                assert (after.boot, after.boot_started_at_ms) == (before.boot, before.boot_started_at_ms)
+                await _until(lambda: log.row(f"left-{tag}") is None, "the tombstone of what left the list")
+                assert log.row(f"foreign-{tag}") is not None, "another agent's rows are its own"
+                mine = [f"llama-{tag}", f"left-{tag}"]
+                await _until(
+                    lambda: {log.alert(one, "requests_waiting").state for one in mine} == {"resolved"},
+                    "the alerts are resolved",
+                )
+            finally:
+                await agent.stop()
+        finally:
+            await engine.stop()
+
+
+@pytest.mark.kafka
+async def test_a_broker_that_goes_away_and_comes_back(
+    fresh_kafka: EmbeddedKafka, llama_cpp_page: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tag = uuid.uuid4().hex[:8]
+    engine = Engine(llama_cpp_page)
+    await engine.start()
+    config = tmp_path / "endpoints.yaml"
+    _write(config, *[_llama(tag, engine) | {"instance": f"llama-{n}-{tag}"} for n in range(4)])
+    settings = AgentSettings(
+        fresh_kafka.bootstrap, config, agent_id=f"source-{tag}", interval_ms=20, buffer_events=16
+    )
+    monkeypatch.setattr(outbox, "CONGESTED_EVENTS", 100)
+    agent = SourceAgent(settings)
+    try:
+        await agent.start()
+        await _until(lambda: not agent.unready(), "ready")
+        await asyncio.to_thread(fresh_kafka.stop)
+        await _until(lambda: b"tokenfleet_source_rollups_held 16.0" in agent.exposition(), "a full buffer")
+        assert any("broker does not take" in reason for reason in agent.unready())
+        before = {watch.config.instance: watch.attempts for watch in agent.watches()}
+        await _until(lambda: b"tokenfleet_source_events_dropped 0.0" not in agent.exposition(), "drops")
+        assert all(watch.attempts > before[watch.config.instance] for watch in agent.watches())
+        await asyncio.to_thread(fresh_kafka.start)
+        await _until(lambda: b"tokenfleet_source_rollups_held 0.0" in agent.exposition(), "all sent", 60)
+        await _until(lambda: not agent.unready(), "ready again", 60)
+        async with Log(fresh_kafka.bootstrap, settings.agent_id).open() as log:
+            await _until(lambda: len(log.envelopes) > 3, "envelopes")
+            await asyncio.sleep(0.5)
+            seqs = [one.seq for one in log.envelopes if one.seq is not None]
+            assert seqs == sorted(set(seqs)), "in order, each once"
+            assert seqs == list(range(len(seqs))), "no gap: what was dropped had no number yet"
+    finally:
+        await agent.stop()
+        await engine.stop()
 
 
 async def test_no_broker_is_a_sentence(tmp_path: Path) -> None:

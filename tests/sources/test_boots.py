@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.base import EARLIEST_MS
-from sources.boots import UNSEEN, Boot, BootTracker, Evidence
+from sources.boots import UNSEEN, Boot, BootTracker, Evidence, Previous
 
 NOW = 1_795_980_000_000
 START = 1_795_970_000_000
@@ -98,3 +98,32 @@ def test_boots_change_exactly_with_the_process(steps: list[tuple[bool, int, bool
         verdict = tracker.observe(_told(None if hidden else start, total), NOW + 250 * number)
         assert verdict.boot == Boot(f"b{start:x}", start)
         assert verdict.new == (restart and not hidden)
+
+
+def test_a_token_names_the_boot_so_that_a_new_agent_names_it_the_same() -> None:
+    first, second = BootTracker(), BootTracker()
+    boot = first.observe(_told(None, 5, token="123"), NOW).boot
+    assert boot.name.startswith("t")
+    assert second.observe(_told(None, 9, token="123"), NOW + 60_000).boot.name == boot.name
+    third = BootTracker(Previous(boot, recent=False))
+    assert third.observe(_told(None, 9, token="123"), NOW + 60_000).boot == boot, "and as old as it is"
+    fourth = BootTracker(Previous(boot, recent=True))
+    other = fourth.observe(_told(None, 9, token="456"), NOW + 60_000).boot
+    assert other.name != boot.name
+    assert other.started_at_ms > boot.started_at_ms
+
+
+def test_without_any_token_only_a_recent_boot_goes_on() -> None:
+    minted = BootTracker().observe(_told(None, 5), NOW).boot
+    recent, old = BootTracker(Previous(minted, True)), BootTracker(Previous(minted, False))
+    assert recent.observe(_told(None, 6), NOW + 9000).boot == minted
+    assert recent.observe(_told(None, 2), NOW + 9250).boot != minted, "a fall is a new life all the same"
+    later = old.observe(_told(None, 6), NOW - 9000).boot
+    assert later.name != minted.name
+    assert later.started_at_ms > minted.started_at_ms, "also where the clock went back"
+
+
+def test_a_process_start_decides_whatever_an_earlier_life_wrote() -> None:
+    before = Previous(Boot("a1", NOW - 99), True)
+    assert BootTracker(before).observe(_told(START), NOW).boot == Boot(f"b{START:x}", START)
+    assert BootTracker(Previous(UNSEEN, True)).observe(_told(None, 1), NOW).boot.name == f"a{NOW:x}"

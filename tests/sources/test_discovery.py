@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sources.discovery import ConfigError, WatchedFile, parse_config, read_config
+from sources.discovery.config import ConfigError, parse_config, read_config
+from sources.discovery.file import WatchedFile
 
 ONE = {
     "instance": "eu-0",

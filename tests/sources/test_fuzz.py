@@ -14,7 +14,8 @@ from sources.problems import Unreadable
 
 MUTATIONS = 10_000
 VLLM = mapping_of("vllm")
-READ = sorted(VLLM.wanted)
+FAMILIES = [one.metric for candidates in VLLM.latencies.values() for one in candidates]
+READ = sorted({*VLLM.wanted, *(f"{name}_{part}" for name in FAMILIES for part in ("bucket", "sum", "count"))})
 ANY_READ = re.compile("|".join(map(re.escape, READ)))
 CANDIDATES = {(name, one.provenance): one for name, all_of in VLLM.readings.items() for one in all_of}
 JUNK = [
@@ -106,21 +107,27 @@ def test_mutated_pages_never_crash_and_never_give_a_value_they_do_not_state(
 ) -> None:
     rng = random.Random(20_260_802)
     pages = [capture(name).decode().splitlines() for name in ("under_load", "after", "small_cache")]
-    refused = unknowns = values = 0
+    refused = unknowns = values = histograms = 0
     for number in range(MUTATIONS):
         body = _mutate(pages[number % len(pages)], rng)
         try:
-            samples = read_engine(body, VLLM, default_model="tiny")
+            samples = read_engine(body, VLLM, default_model="tiny", latencies=True)
         except Unreadable:
             refused += 1
             continue
         assert samples
         stated = _stated(body)
         for sample in samples:
+            for totals in sample.latencies:
+                assert sum(totals.counts) in [one for _, one in stated[f"{totals.metric}_count"]]
+                assert totals.sum_ms in [one * 1000.0 for _, one in stated[f"{totals.metric}_sum"]]
+                assert min(totals.counts) >= 0
+                assert list(totals.bounds_ms) == sorted(totals.bounds_ms)
+                histograms += 1
             for name, reading in [*sample.gauges, *sample.counters]:
                 if reading.value is None:
                     assert reading.quality == "unknown"
-                    assert sample.problems, "an unknown reading must say why"
+                    assert sample.problems or name in sample.not_yet, "an unknown reading must say why"
                     unknowns += 1
                     continue
                 low, high = BOUNDS[name]
@@ -132,3 +139,4 @@ def test_mutated_pages_never_crash_and_never_give_a_value_they_do_not_state(
     assert refused > 0, "the mutations were too tame"
     assert unknowns > MUTATIONS / 10
     assert values > MUTATIONS
+    assert histograms > MUTATIONS

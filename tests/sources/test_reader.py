@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from schemas.readings import UNKNOWN
-from sources.engines.mapping import COUNTERS, GAUGES, UnknownEngine, engines, mapping_of, parse_mapping
+from sources.engines.mapping import COUNTERS, EVERY, GAUGES, UnknownEngine, engines, mapping_of, parse_mapping
 from sources.engines.reader import EngineSample, choose, guess_engine, read_engine
 
 VLLM = mapping_of("vllm")
@@ -174,7 +174,7 @@ def test_metrics_of_something_else_give_one_sample_of_unknowns() -> None:
     (sample,) = read_engine(b"# TYPE go_goroutines gauge\ngo_goroutines 3\n", VLLM, default_model="m")
     assert set(_readings(sample).values()) == {None}
     assert {problem.kind for problem in sample.problems} == {"missing"}
-    assert len(sample.problems) == len(GAUGES) + len(COUNTERS) + 1
+    assert len(sample.problems) + len(sample.not_yet) == len(GAUGES) + len(COUNTERS) + 1
     assert sample.model == "m"
 
 
@@ -241,15 +241,15 @@ def test_every_mapping_is_whole_and_an_unknown_engine_lists_them() -> None:
         ("gauges: {speed: []}", "no gauge is called speed"),
         ("not_told: {}", "neither mapped nor said to be not told"),
         ("gauges: {requests_running: [{metric: 'a b', type: gauge}]}", "gauges.requests_running.0.metric"),
-        ("gauges: {requests_running: [{type: gauge}]}", "either `metric` or `sum_of`"),
+        ("gauges: {requests_running: [{type: gauge}]}", "either `metric` or `sum_of` or `product_of`"),
         ("colour: red", "colour"),
         ("engine: [", "not YAML"),
     ],
 )
 def test_a_wrong_mapping_says_where(change: str, said: str) -> None:
-    good = dict.fromkeys((*GAUGES, *COUNTERS), "it does not say")
+    good = dict.fromkeys(EVERY, "it does not say")
     base = (
-        "engine: x\nabout: x\nevidence: capture\nrank_label: null\nmodel_label: null\n"
+        "engine: x\nabout: x\nversions: all\nevidence: capture\nrank_label: null\nmodel_label: null\n"
         f"process_started_at_ms: []\ngauges: {{}}\ncounters: {{}}\nnot_told: {good}\n"
     )
     assert parse_mapping(base, "x.yaml").wanted == frozenset()

@@ -6,11 +6,11 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from sources.engines.mapping import mapping_of
+from sources.http_client import HttpClient
 from sources.scraper import scrape
 
 VLLM, LLAMA_CPP = mapping_of("vllm"), mapping_of("llama.cpp")
@@ -39,9 +39,9 @@ async def serve() -> AsyncIterator[Serve]:
 
 
 @pytest.fixture
-async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession() as client:
-        yield client
+async def client() -> AsyncIterator[HttpClient]:
+    async with HttpClient() as one:
+        yield one
 
 
 def _text(text: str, **more: object) -> Handler:
@@ -51,7 +51,7 @@ def _text(text: str, **more: object) -> Handler:
     return answer
 
 
-async def test_a_good_page_comes_whole(serve: Serve, session: aiohttp.ClientSession) -> None:
+async def test_a_good_page_comes_whole(serve: Serve, client: HttpClient) -> None:
     asked: list[str] = []
 
     async def page(request: web.Request) -> web.Response:
@@ -59,9 +59,9 @@ async def test_a_good_page_comes_whole(serve: Serve, session: aiohttp.ClientSess
         return web.Response(text="a 1\n", headers={"Process-Start-Time-Unix": "1442"})
 
     url = await serve(page)
-    got = await scrape(session, url, LLAMA_CPP)
+    got = await scrape(client, url, LLAMA_CPP)
     assert (got.body, got.failure, got.boot_token) == (b"a 1\n", None, "1442")
-    assert (await scrape(session, url, VLLM)).boot_token is None
+    assert (await scrape(client, url, VLLM)).boot_token is None
     assert asked == ["identity", "identity"]
 
 
@@ -74,15 +74,15 @@ async def test_a_good_page_comes_whole(serve: Serve, session: aiohttp.ClientSess
     ],
 )
 async def test_answers_that_are_no_metrics(
-    serve: Serve, session: aiohttp.ClientSession, text: str, more: dict[str, object], kind: str
+    serve: Serve, client: HttpClient, text: str, more: dict[str, object], kind: str
 ) -> None:
-    got = await scrape(session, await serve(_text(text, **more)), VLLM)
+    got = await scrape(client, await serve(_text(text, **more)), VLLM)
     assert got.body is None
     assert got.failure is not None
     assert got.failure.kind == kind
 
 
-async def test_ten_megabytes_are_cut_off(serve: Serve, session: aiohttp.ClientSession) -> None:
+async def test_ten_megabytes_are_cut_off(serve: Serve, client: HttpClient) -> None:
     sent = 0
 
     async def flood(request: web.Request) -> web.StreamResponse:
@@ -94,13 +94,13 @@ async def test_ten_megabytes_are_cut_off(serve: Serve, session: aiohttp.ClientSe
             sent += 65_536
         return response
 
-    got = await scrape(session, await serve(flood), VLLM, timeout_s=10.0, max_bytes=256 * 1024)
+    got = await scrape(client, await serve(flood), VLLM, timeout_s=10.0, max_bytes=256 * 1024)
     assert got.failure is not None
     assert got.failure.kind == "too_large"
     assert sent < 160 * 65_536
 
 
-async def test_a_slow_engine_is_given_up(serve: Serve, session: aiohttp.ClientSession) -> None:
+async def test_a_slow_engine_is_given_up(serve: Serve, client: HttpClient) -> None:
     async def drip(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -109,20 +109,20 @@ async def test_a_slow_engine_is_given_up(serve: Serve, session: aiohttp.ClientSe
             await asyncio.sleep(0.05)
         return response
 
-    got = await scrape(session, await serve(drip), VLLM, timeout_s=0.2)
+    got = await scrape(client, await serve(drip), VLLM, timeout_s=0.2)
     assert got.failure is not None
     assert got.failure.kind == "timeout"
 
 
-async def test_nobody_listens(session: aiohttp.ClientSession) -> None:
+async def test_nobody_listens(client: HttpClient) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound but not listening: refused, and nobody else can take it
-        got = await scrape(session, f"http://127.0.0.1:{taken.getsockname()[1]}", VLLM)
+        got = await scrape(client, f"http://127.0.0.1:{taken.getsockname()[1]}", VLLM)
     assert got.failure is not None
     assert got.failure.kind == "refused"
 
 
-async def test_not_http_and_a_body_cut_short(session: aiohttp.ClientSession) -> None:
+async def test_not_http_and_a_body_cut_short(client: HttpClient) -> None:
     answers = [b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\na 1\n"]
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -133,21 +133,39 @@ async def test_not_http_and_a_body_cut_short(session: aiohttp.ClientSession) -> 
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:
-        kinds = [(await scrape(session, url, VLLM)).failure for _ in range(2)]
+        kinds = [(await scrape(client, url, VLLM)).failure for _ in range(2)]
     assert [failure.kind for failure in kinds if failure is not None] == ["refused", "refused"]
 
 
-async def test_metrics_answer_but_health_says_503(serve: Serve, session: aiohttp.ClientSession) -> None:
+async def test_metrics_answer_but_health_says_503(serve: Serve, client: HttpClient) -> None:
     url = await serve(_text("a 1\n"), _text("", status=503))
-    got = await scrape(session, url, VLLM, ask_health=True)
+    got = await scrape(client, url, VLLM, ask_health=True)
     assert got.body is None
     assert got.failure is not None
     assert got.failure.kind == "unhealthy"
-    assert (await scrape(session, url, VLLM)).failure is None
+    assert (await scrape(client, url, VLLM)).failure is None
 
 
 async def test_an_engine_without_a_health_page_is_judged_by_its_metrics(
-    serve: Serve, session: aiohttp.ClientSession
+    serve: Serve, client: HttpClient
 ) -> None:
-    got = await scrape(session, await serve(_text("a 1\n")), VLLM, ask_health=True)
+    got = await scrape(client, await serve(_text("a 1\n")), VLLM, ask_health=True)
     assert got.body == b"a 1\n"
+
+
+async def test_metrics_may_have_a_port_of_their_own_and_health_stays_with_the_engine(
+    serve: Serve, client: HttpClient
+) -> None:
+    engine, page = await serve(_text("no"), _text("", status=503)), await serve(_text("a 1\n"))
+    got = await scrape(client, engine, VLLM, metrics_url=page)
+    assert got.body == b"a 1\n"
+    got = await scrape(client, engine, VLLM, metrics_url=page, ask_health=True)
+    assert got.failure is not None
+    assert got.failure.kind == "unhealthy"
+
+
+async def test_an_answer_that_is_compressed_was_not_asked_for(serve: Serve, client: HttpClient) -> None:
+    url = await serve(_text("a 1\n", headers={"Content-Encoding": "br"}))
+    got = await scrape(client, url, VLLM)
+    assert got.failure is not None
+    assert got.failure.kind == "not_metrics"

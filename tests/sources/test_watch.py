@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from schemas.readings import UNKNOWN
-from sources.discovery import EndpointConfig
+from sources.discovery.config import EndpointConfig
 from sources.scraper import Failure, FailureKind, Scrape
 from sources.watch import HEARTBEAT_MS, EndpointWatch
 
@@ -68,7 +67,7 @@ def test_one_lost_answer_is_a_blip_two_are_an_outage(capture: Capture) -> None:
     (event,) = watch.take(_lost(T + 500)).telemetry
     assert not event.reachable
     assert event.boot == boot
-    assert event.gauges.requests_running == UNKNOWN
+    assert event.gauges.requests_running.value is None
     row = watch.row_if_due(T + 500)
     assert row is not None
     assert not row.reachable
@@ -132,7 +131,7 @@ def test_another_models_metrics_are_not_taken_for_this_ones(capture: Capture) ->
     seen = watch.take(_page(capture("under_load")))
     (event,) = seen.telemetry
     assert event.reachable
-    assert event.gauges.requests_running == UNKNOWN
+    assert event.gauges.requests_running.value is None
     assert [problem.kind for problem in seen.problems] == ["other_model"]
 
 
@@ -148,6 +147,56 @@ def test_an_engine_without_labels_or_start_gets_a_minted_boot(llama_cpp_page: by
     watch = _watch(engine="llama.cpp", served_model="tiny")
     (event,) = watch.take(_page(llama_cpp_page)).telemetry
     assert (event.boot, event.boot_started_at_ms) == (f"a{T:x}", T)
-    assert event.gauges.kv_usage_ratio == UNKNOWN
+    assert event.gauges.kv_usage_ratio.value is None
     fallen = llama_cpp_page.replace(b"predicted_total 10", b"predicted_total 1")
     assert watch.take(_page(fallen, T + 250)).new_boot
+
+
+def test_latencies_are_told_once_a_second_and_only_where_they_changed(capture: Capture) -> None:
+    watch = _watch()
+    told = [
+        [one.name for one in watch.take(_page(capture("after"), T + 250 * number)).telemetry[0].latencies]
+        for number in range(6)
+    ]
+    assert set(told[0]) == {"ttft", "itl", "tpot", "queue", "prefill", "decode", "e2e"}
+    assert told[1:] == [[]] * 5
+    more = capture("after").replace(
+        b'_seconds_sum{engine="0",model_name="tiny"} 149.5',
+        b'_seconds_sum{engine="0",model_name="tiny"} 150.5',
+    )
+    assert more != capture("after")
+    (event,) = watch.take(_page(more, T + 3000)).telemetry
+    assert [one.name for one in event.latencies] == ["ttft"]
+    restarted = watch.take(_page(capture("restart"), T + 4000)).telemetry[0]
+    assert len(restarted.latencies) == 7, "a new boot's totals are all new"
+
+
+ROLE_PAGE = (
+    b"# TYPE sglang:num_running_reqs gauge\n"
+    b'sglang:num_running_reqs{model_name="m",engine_type="prefill",tp_rank="0"} 1\n'
+)
+
+
+def test_the_engines_own_role_fills_the_row_where_the_list_says_none() -> None:
+    watch = _watch(engine="sglang")
+    assert "other_role" not in {problem.kind for problem in watch.take(_page(ROLE_PAGE)).problems}
+    row = watch.row_if_due(T)
+    assert row is not None
+    assert row.roles == ["prefill"]
+    stated = _watch(engine="sglang", roles=["decode"])
+    assert "other_role" in {problem.kind for problem in stated.take(_page(ROLE_PAGE)).problems}
+    row = stated.row_if_due(T)
+    assert row is not None
+    assert row.roles == ["decode"], "the list decides; the contradiction is told"
+    plain = _watch(roles=["decode", "prefill"])
+    assert plain.config.roles == ["decode", "prefill"]
+
+
+def test_the_models_name_in_the_metrics_may_be_another(capture: Capture) -> None:
+    watch = _watch(served_model="public-name", metrics_model="tiny")
+    seen = watch.take(_page(capture("under_load")))
+    assert seen.problems == []
+    assert seen.telemetry[0].gauges.requests_running.value == 8
+    row = watch.row_if_due(T)
+    assert row is not None
+    assert row.served_model == "public-name"

@@ -13,6 +13,8 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Benchmarks; each states the machine.", no_args_is_help=True)
     group.callback()(_group)
     group.command("envelopes")(envelopes)
+    group.command("sim")(sim)
+    group.command("source")(source)
     app.add_typer(group, name="bench")
 
 
@@ -42,6 +44,94 @@ def envelopes(
     made.add_column(f"50 a record ({sizes['50']:,} bytes)", justify="right")
     for name, rates in figures["events_per_cpu_s"].items():
         made.add_row(name, f"{rates['1']:,.0f}", f"{rates['50']:,.0f}")
+    console = Console()
+    console.print(made)
+    _finish(console, machine(), figures, json_file)
+
+
+def sim(
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Conversation trace (default: the one in ../shared/traces, if any)."
+        ),
+    ] = None,
+    large_seconds: Annotated[
+        float, typer.Option(min=0.0, help="Simulated seconds of the 1,000 instances; 0 leaves them out.")
+    ] = 20.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to FILE.")
+    ] = None,
+) -> None:
+    """The simulator: engine steps per CPU-second."""
+    from rich.console import Console
+    from rich.table import Table
+
+    try:
+        from bench import sim as benchmark
+        from bench.machine import machine
+    except ModuleNotFoundError:
+        Console(stderr=True).print("[red]error:[/] Benchmarks are in the repository, not in the package.")
+        raise typer.Exit(1) from None
+    if trace is not None and not trace.exists():
+        Console(stderr=True).print(f"[red]error:[/] There is no trace file {trace}.")
+        raise typer.Exit(1)
+    figures = benchmark.run(trace or benchmark.TRACE, large_seconds)
+    made = Table("run", title="Simulated engine steps", title_justify="left")
+    for column in ("steps", "CPU s", "steps per CPU-second"):
+        made.add_column(column, justify="right")
+    rows = {f"8 instances, {name}": run for name, run in figures["eight_instances"].items()}
+    if "thousand_instances" in figures:
+        rows["1,000 instances, 3 regions, lor"] = figures["thousand_instances"]
+    for name, run in rows.items():
+        made.add_row(name, f"{run['steps']:,.0f}", f"{run['cpu_s']:.2f}", f"{run['steps_per_cpu_s']:,.0f}")
+    console = Console()
+    console.print(made)
+    if "thousand_instances" in figures:
+        hour = figures["thousand_instances"]
+        console.print(
+            f"An hour of it: {hour['hour_steps']:,.0f} steps in {hour['hour_cpu_s'] / 60.0:.1f} CPU minutes."
+        )
+    _finish(console, machine(), figures, json_file)
+
+
+def source(
+    engines: Annotated[int, typer.Option(min=1, max=1000, help="Engines that one agent watches.")] = 64,
+    hz: Annotated[float, typer.Option(min=0.1, max=20, help="Scrapes of each engine a second.")] = 4.0,
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to measure.")] = 20.0,
+    kafka: Annotated[
+        str | None, typer.Option(help="A broker, HOST:PORT; default: one is started for the benchmark.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to FILE.")
+    ] = None,
+) -> None:
+    """A source agent: share of a core and memory for so many engines."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from infra.errors import StackError
+
+    try:
+        from bench import source as benchmark
+        from bench.machine import machine
+    except ModuleNotFoundError:
+        Console(stderr=True).print("[red]error:[/] Benchmarks are in the repository, not in the package.")
+        raise typer.Exit(1) from None
+    try:
+        figures = benchmark.run(engines=engines, hz=hz, seconds=seconds, kafka=kafka)
+    except (StackError, RuntimeError, OSError) as error:
+        Console(stderr=True).print(f"[red]error:[/] {error}", soft_wrap=True)
+        raise typer.Exit(1) from None
+    title = f"{engines} engines at {hz:g} Hz, a page of {figures['page_bytes'] / 1000:.0f} kB"
+    made = Table("figure", title=title, title_justify="left")
+    made.add_column("value", justify="right")
+    made.add_row("share of a core", f"{figures['cpu_core_share']:.1%}")
+    made.add_row("CPU a scrape", f"{figures['cpu_ms_per_scrape']:.2f} ms")
+    made.add_row("memory (RSS)", f"{figures['rss_mb']:.0f} MB")
+    made.add_row("scrapes a second", f"{figures['scrapes_per_s']:.1f}")
+    made.add_row("failed scrapes", f"{figures['failed_scrapes']}")
+    made.add_row("dropped events", f"{figures['events_dropped']}")
     console = Console()
     console.print(made)
     _finish(console, machine(), figures, json_file)

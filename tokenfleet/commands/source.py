@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from sources.agent import AgentSettings
+    from sources.engines.histograms import Totals
     from sources.engines.mapping import Mapping
     from sources.engines.reader import EngineSample
 
@@ -40,6 +41,9 @@ def source(
     scrape_timeout_s: Annotated[
         float, typer.Option(min=0.05, max=30, help="An engine that takes longer has not answered.")
     ] = 1.0,
+    buffer_events: Annotated[
+        int, typer.Option(min=100, help="Seconds of engine ranks kept while the broker is away.")
+    ] = 20_000,
     host: Annotated[str, typer.Option(help="Address of the agent's own HTTP.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65_535, help="Its port for /healthz, /readyz, /metrics; 0: any free.")
@@ -54,7 +58,7 @@ def source(
 
     from schemas.base import Name
     from sources.agent import AgentSettings
-    from sources.discovery import ConfigError
+    from sources.discovery.config import ConfigError
     from transport.errors import BrokerUnavailable
 
     if config is None:
@@ -69,6 +73,7 @@ def source(
         agent_id=agent_id,
         interval_ms=interval_ms,
         scrape_timeout_s=scrape_timeout_s,
+        buffer_events=buffer_events,
     )
     try:
         asyncio.run(_run(settings, host, port))
@@ -161,7 +166,7 @@ def read(
             if guessed is None:
                 _fail(f"{where} has no metric of an engine we know ({', '.join(engines())}); see --engine.")
             mapping = mapping_of(guessed)
-        samples = read_engine(body, mapping, default_model=model)
+        samples = read_engine(body, mapping, default_model=model, latencies=True)
     except (UnknownEngine, Unreadable) as error:
         _fail(f"{where}: {error}" if isinstance(error, Unreadable) else str(error))
     if json_to is not None:
@@ -176,12 +181,31 @@ def read(
     _show(where, mapping, samples)
 
 
+@group.command("engines")
+def list_engines(
+    engine: Annotated[
+        str | None, typer.Argument(metavar="[ENGINE]", help="Show how this one is read, as Markdown.")
+    ] = None,
+) -> None:
+    """Which engines can be read, and which of their metrics fills which reading."""
+    from sources.engines.describe import overview, table
+    from sources.engines.mapping import UnknownEngine, mapping_of
+
+    if engine is None:
+        typer.echo(overview())
+        return
+    try:
+        mapping = mapping_of(engine)
+    except UnknownEngine as error:
+        _fail(str(error))
+    typer.echo(f"{mapping.about}\n\n{table(mapping)}")
+
+
 async def _fetch(url: str, mapping: Mapping | None) -> bytes:
     from urllib.parse import urlsplit
 
-    import aiohttp
-
     from sources.engines.mapping import mapping_of
+    from sources.http_client import HttpClient
     from sources.scraper import scrape
 
     # The path and the bounds are the agent's own, so that this shows what the agent would see.
@@ -189,8 +213,8 @@ async def _fetch(url: str, mapping: Mapping | None) -> bytes:
     base = url.rstrip("/").removesuffix(used.metrics_path)
     if urlsplit(base).path:
         used, base = used.model_copy(update={"metrics_path": ""}), url
-    async with aiohttp.ClientSession() as session:
-        got = await scrape(session, base, used, timeout_s=5.0)
+    async with HttpClient() as client:
+        got = await scrape(client, base, used, timeout_s=5.0)
     if got.body is None:
         _fail(got.failure.sentence if got.failure else f"{url} gave nothing.")
     return got.body
@@ -206,7 +230,20 @@ def _file(path: Path) -> bytes:
         _fail(f"{path} can't be read: {error.strerror or error}.")
 
 
+def _latency(totals: Totals) -> dict[str, Any]:
+    """Count, mean and quantiles in milliseconds of all that was measured since the boot."""
+    from minds.histograms import sketch_of
+    from minds.sketch import quantiles
+
+    count = sum(totals.counts)
+    p50, p99 = quantiles(sketch_of(totals), (0.5, 0.99)) or (None, None)
+    mean = totals.sum_ms / count if count else None
+    return {"count": count, "mean_ms": mean, "p50_ms": p50, "p99_ms": p99, "metric": totals.metric}
+
+
 def _as_json(sample: EngineSample) -> dict[str, Any]:
+    from dataclasses import asdict
+
     readings = {
         name: {"value": one.value, "quality": one.quality, "metric": sample.provenance.get(name)}
         for name, one in [*sample.gauges, *sample.counters]
@@ -219,6 +256,9 @@ def _as_json(sample: EngineSample) -> dict[str, Any]:
         "rank": sample.rank,
         "model": sample.model,
         **readings,
+        "latencies": {one.name: _latency(one) for one in sample.latencies},
+        "role": sample.role,
+        "lora": None if sample.lora is None else asdict(sample.lora),
         "process_started_at_ms": sample.process_started_at_ms,
         "problems": problems,
     }
@@ -243,9 +283,13 @@ def _show(where: str, mapping: Mapping, samples: list[EngineSample]) -> None:
         table.add_column("from", overflow="fold")
         for name, one in [*sample.gauges, *sample.counters]:
             value = "-" if one.value is None else f"{one.value:,.10g}"
-            origin = sample.provenance.get(name) or mapping.not_told.get(name, "")
+            origin = sample.provenance.get(name) or sample.not_yet.get(name) or mapping.not_told.get(name, "")
             table.add_row(name, value, Text(one.quality, colours[one.quality]), Text(origin))
         console.print(table)
+        if sample.latencies:
+            console.print(_latency_table(sample))
+        for said in _labels(sample):
+            console.print(Text(said))
         started = sample.process_started_at_ms
         if started is not None:
             from datetime import UTC, datetime
@@ -256,6 +300,37 @@ def _show(where: str, mapping: Mapping, samples: list[EngineSample]) -> None:
             console.print(Text(f"{problem.kind}: {problem.sentence}", "yellow"))
     if not any(sample.problems for sample in samples):
         console.print(Text(f"No problems in {where}.", "green"))
+
+
+def _latency_table(sample: EngineSample) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table("latency since the boot", box=box.SIMPLE_HEAD)
+    for column in ("count", "mean ms", "p50 ms", "p99 ms"):
+        table.add_column(column, justify="right")
+    table.add_column("from", overflow="fold")
+    for one in sample.latencies:
+        figures = _latency(one)
+        shown = ["-" if figures[name] is None else f"{figures[name]:,.1f}" for name in _FIGURES]
+        table.add_row(one.name, f"{figures['count']:,}", *shown, one.metric)
+    return table
+
+
+_FIGURES = ("mean_ms", "p50_ms", "p99_ms")
+
+
+def _labels(sample: EngineSample) -> list[str]:
+    said = []
+    if sample.role is not None:
+        said.append(f"Its role is {sample.role}.")
+    if sample.lora is not None:
+        running, waiting = (
+            ", ".join(names) or "none" for names in (sample.lora.running, sample.lora.waiting)
+        )
+        slots = "an untold number of" if sample.lora.slots is None else sample.lora.slots
+        said.append(f"LoRA adapters running: {running}; waiting: {waiting}; {slots} slots.")
+    return said
 
 
 def _fail(sentence: str) -> NoReturn:

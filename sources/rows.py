@@ -1,4 +1,4 @@
-"""Writing the registry rows of an agent's engines: newest wins while the broker is away."""
+"""Writing an agent's rows to a compacted topic without blocking: newest wins while the broker is away."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ import asyncio
 import structlog
 from aiokafka.errors import KafkaError
 
-from schemas.endpoints import EndpointRow
-from schemas.topics import ENDPOINTS
+from schemas.base import Row
+from schemas.topics import Topic
 from transport.partitioning import partition_of
 from transport.producer import RowProducer
 
 log = structlog.get_logger(__name__)
 
 _Slot = tuple[str, int]
-"""An instance and the partition of its home pool: one row or tombstone waits for each."""
+"""A row's key and the partition of its home: one row or tombstone waits for each."""
 
 
-class EndpointRegistry:
-    """Queues rows and tombstones without blocking, and writes them in order under one epoch.
+class RowQueue:
+    """Queues rows and tombstones of one topic, and writes them in order under one epoch.
 
     Stamps are given when a record is written, so a row that replaced a waiting one is the newer. A write that
-    failed is tried again unless something newer waits by then.
+    failed is tried again unless something newer waits by then. What waits is bounded by the number of keys.
     """
 
-    def __init__(self, rows: RowProducer, *, epoch: int) -> None:
+    def __init__(self, rows: RowProducer, topic: Topic, *, epoch: int) -> None:
         self._rows = rows
+        self._topic = topic
         self._epoch = epoch
         self._version = 0
         self._homes: dict[str, str] = {}
-        self._waiting: dict[_Slot, tuple[str, EndpointRow | None]] = {}
+        self._waiting: dict[_Slot, tuple[str, Row | None]] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._in_flight = 0
@@ -41,24 +42,24 @@ class EndpointRegistry:
 
     def start(self) -> None:
         """Begin to write."""
-        self._task = asyncio.create_task(self._run(), name="endpoint-registry")
+        self._task = asyncio.create_task(self._run(), name=f"rows-{self._topic.name}")
 
-    def put(self, row: EndpointRow) -> None:
-        """Queue a row; a tombstone first where its home pool moved to another partition."""
-        home = row.pools[0]
-        before = self._homes.get(row.instance)
-        if before is not None and _partition(before) != _partition(home):
-            self._queue(row.instance, before, None)
-        self._homes[row.instance] = home
-        self._queue(row.instance, home, row)
+    def put(self, row: Row, home: str) -> None:
+        """Queue a row; a tombstone first where its home (the partition key) moved to another partition."""
+        key = row.key()
+        before = self._homes.get(key)
+        if before is not None and self._partition(before) != self._partition(home):
+            self._queue(key, before, None)
+        self._homes[key] = home
+        self._queue(key, home, row)
 
-    def remove(self, instance: str) -> None:
-        """Queue a tombstone for an instance that was put."""
-        if home := self._homes.pop(instance, None):
-            self._queue(instance, home, None)
+    def remove(self, key: str, home: str | None = None) -> None:
+        """Queue a tombstone for a row that was put, here or (``home`` given) in an earlier life."""
+        if home := self._homes.pop(key, home):
+            self._queue(key, home, None)
 
-    def _queue(self, instance: str, home: str, row: EndpointRow | None) -> None:
-        slot = (instance, _partition(home))
+    def _queue(self, key: str, home: str, row: Row | None) -> None:
+        slot = (key, self._partition(home))
         self._waiting.pop(slot, None)
         self._waiting[slot] = (home, row)
         self._idle.clear()
@@ -75,8 +76,8 @@ class EndpointRegistry:
     async def _write_waiting(self) -> None:
         batch, self._waiting = self._waiting, {}
         self._in_flight = len(batch)
-        sent: list[tuple[_Slot, tuple[str, EndpointRow | None], asyncio.Future[object]]] = []
-        failed: list[tuple[_Slot, tuple[str, EndpointRow | None]]] = []
+        sent: list[tuple[_Slot, tuple[str, Row | None], asyncio.Future[object]]] = []
+        failed: list[tuple[_Slot, tuple[str, Row | None]]] = []
         error: BaseException | None = None
         for slot, (home, row) in batch.items():
             self._version += 1
@@ -95,33 +96,35 @@ class EndpointRegistry:
         self._in_flight = 0
         if error is None:
             if not self.healthy:
-                log.info("endpoint_rows_written_again")
+                log.info("rows_written_again", topic=self._topic.name)
             self.healthy = True
             return
         if self.healthy:
-            log.warning("endpoint_rows_not_written", rows=len(failed), error=type(error).__name__)
+            log.warning(
+                "rows_not_written", topic=self._topic.name, rows=len(failed), error=type(error).__name__
+            )
         self.healthy = False
         self._waiting = dict(failed) | self._waiting
         await asyncio.sleep(0.5)
 
-    async def _send(self, instance: str, home: str, row: EndpointRow | None) -> asyncio.Future[object]:
+    async def _send(self, key: str, home: str, row: Row | None) -> asyncio.Future[object]:
         if row is None:
             return await self._rows.remove(
-                ENDPOINTS, instance, partition_key=home, epoch=self._epoch, version=self._version
+                self._topic, key, partition_key=home, epoch=self._epoch, version=self._version
             )
         stamped = row.model_copy(update={"epoch": self._epoch, "version": self._version})
-        return await self._rows.put(ENDPOINTS, stamped, partition_key=home)
+        return await self._rows.put(self._topic, stamped, partition_key=home)
 
     async def close(self, *, timeout_s: float = 3.0) -> None:
         """Wait until what is queued is written, at most ``timeout_s``, then stop."""
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
-            log.error("endpoint_rows_lost_at_close", rows=len(self._waiting) + self._in_flight)
+            lost = len(self._waiting) + self._in_flight
+            log.error("rows_lost_at_close", topic=self._topic.name, rows=lost)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-
-def _partition(pool: str) -> int:
-    return partition_of(pool, ENDPOINTS.partitions)
+    def _partition(self, home: str) -> int:
+        return partition_of(home, self._topic.partitions)

@@ -1,0 +1,1 @@
+"""What a host's accelerators say of themselves, through NVML."""

@@ -1,0 +1,1 @@
+"""What engines say they cache: their KV event streams, folded, hashed and told to the fleet."""
