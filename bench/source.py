@@ -8,7 +8,9 @@ operating system charged the agent, kernel time included, over a window after it
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,18 +32,35 @@ GOAL_CORE = 0.25
 """The share of a core that 64 engines at 4 Hz may cost."""
 
 
+FAKE_NVML = Path(__file__).parents[1] / "tests" / "sources" / "gpu" / "fake_nvml.c"
+"""Answers at once, so GPUs here cost what the agent itself does for them, without a driver's time."""
+
+
 def run(
-    *, engines: int = 64, hz: float = 4.0, seconds: float = 20.0, kafka: str | None = None
+    *,
+    engines: int = 64,
+    hz: float = 4.0,
+    seconds: float = 20.0,
+    kafka: str | None = None,
+    eight_gpus: bool = False,
 ) -> dict[str, Any]:
-    """Measure; ``kafka`` (HOST:PORT) is used where given, else one is started for the benchmark."""
+    """Measure; ``kafka`` (HOST:PORT) is used where given, else one is started for the benchmark.
+
+    ``eight_gpus``: the agent also samples eight GPUs of a stand-in NVML library as often as the engines.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         bootstrap = kafka or stack.enter_context(_broker(folder / "kafka"))
         told = stack.enter_context(_engines(engines, folder))
         listed = folder / "endpoints.yaml"
-        listed.write_text(yaml.safe_dump({"endpoints": _endpoints(told["ports"])}))
+        config: dict[str, Any] = {"endpoints": _endpoints(told["ports"])}
+        environment = dict(os.environ)
+        if eight_gpus:
+            config["gpus"] = {"interval_ms": 1000.0 / hz, "host": "bench"}
+            environment |= {"LD_LIBRARY_PATH": str(_fake_nvml(folder)), "FAKE_NVML": "eight"}
+        listed.write_text(yaml.safe_dump(config))
         port = free_port()
-        agent = stack.enter_context(_agent(listed, bootstrap, hz, port, folder))
+        agent = stack.enter_context(_agent(listed, bootstrap, hz, port, folder, environment))
         _wait_ready(port, agent)
         time.sleep(SETTLE_S)
         process = psutil.Process(agent.pid)
@@ -52,6 +71,7 @@ def run(
         done = after["ok"] - before["ok"]
         return {
             "engines": engines,
+            "gpus": 8 if eight_gpus else 0,
             "hz": hz,
             "page_bytes": told["page_bytes"],
             "seconds": round(wall_s, 1),
@@ -71,6 +91,18 @@ def _endpoints(ports: list[int]) -> list[dict[str, Any]]:
         shared | {"instance": f"bench-{place}", "url": f"http://127.0.0.1:{port}"}
         for place, port in enumerate(ports)
     ]
+
+
+def _fake_nvml(folder: Path) -> Path:
+    """The folder of a stand-in for NVIDIA's library; RuntimeError without a C compiler."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise RuntimeError("There is no C compiler (cc), so the stand-in for NVML cannot be made.")
+    made = folder / "nvml"
+    made.mkdir()
+    library = made / "libnvidia-ml.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(FAKE_NVML)], check=True)
+    return made
 
 
 @contextmanager
@@ -95,19 +127,23 @@ def _engines(count: int, folder: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _agent(
-    listed: Path, bootstrap: str, hz: float, port: int, folder: Path
+    listed: Path, bootstrap: str, hz: float, port: int, folder: Path, environment: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "tokenfleet", "source", "--config", str(listed), "--kafka", bootstrap]
     command += ["--id", "source-bench", "--interval-ms", str(1000.0 / hz), "--port", str(port)]
-    with _process(command, folder / "agent.log") as process:
+    with _process(command, folder / "agent.log", env=environment) as process:
         yield process
 
 
 @contextmanager
-def _process(command: list[str], log: Path, stdout: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def _process(
+    command: list[str], log: Path, stdout: int | None = None, env: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """A child that is ended when the block is, with what it says in a file."""
     with log.open("wb") as sink:
-        process: subprocess.Popen[bytes] = subprocess.Popen(command, stdout=stdout or sink, stderr=sink)
+        process: subprocess.Popen[bytes] = subprocess.Popen(
+            command, stdout=stdout or sink, stderr=sink, env=env
+        )
         try:
             yield process
         finally:

@@ -102,6 +102,9 @@ def source(
     kafka: Annotated[
         str | None, typer.Option(help="A broker, HOST:PORT; default: one is started for the benchmark.")
     ] = None,
+    gpus: Annotated[
+        bool, typer.Option("--gpus", help="The agent also samples eight GPUs of a stand-in NVML.")
+    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to FILE.")
     ] = None,
@@ -119,7 +122,7 @@ def source(
         Console(stderr=True).print("[red]error:[/] Benchmarks are in the repository, not in the package.")
         raise typer.Exit(1) from None
     try:
-        figures = benchmark.run(engines=engines, hz=hz, seconds=seconds, kafka=kafka)
+        figures = benchmark.run(engines=engines, hz=hz, seconds=seconds, kafka=kafka, eight_gpus=gpus)
     except (StackError, RuntimeError, OSError) as error:
         Console(stderr=True).print(f"[red]error:[/] {error}", soft_wrap=True)
         raise typer.Exit(1) from None

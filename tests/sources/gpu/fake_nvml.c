@@ -25,7 +25,7 @@ typedef struct {
     unsigned gpu_instance, compute_instance;
 } Event;
 
-static Device devices[2] = {{0, 0, 0}, {1, 0, 0}};
+static Device devices[8] = {{0, 0, 0}, {1, 0, 0}, {2, 0, 0}, {3, 0, 0}, {4, 0, 0}, {5, 0, 0}, {6, 0, 0}, {7, 0, 0}};
 static Device parts[2] = {{0, 1, 0}, {0, 2, 0}};
 static int opened = 0, waits = 0;
 
@@ -62,7 +62,7 @@ int nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(int error) { (void)error; return "an error of the fake NVML"; }
 
 int nvmlDeviceGetCount_v2(unsigned *count) {
-    *count = mode("none") ? 0 : mode("mig") || (mode("gone") && opened > 1) ? 1 : 2;
+    *count = mode("eight") ? 8 : mode("none") ? 0 : mode("mig") || (mode("gone") && opened > 1) ? 1 : 2;
     return OK;
 }
 
