@@ -17,6 +17,7 @@ from typing import Any
 from infra.errors import StackError
 from infra.kafka.jars import KAFKA_VERSION, jars_cached, jars_dir, pinned_jars
 from infra.kafka.java import MINIMUM_JAVA_MAJOR, find_java
+from infra.llamacpp.wheel import WHERE_WHEELS_ARE, is_installed
 
 _GIB = 1024**3
 _PYTHON_MINIMUM = (3, 11)
@@ -62,6 +63,7 @@ def run_checks(data_dir: Path) -> list[Check]:
         _memory(),
         _cores(),
         _docker(),
+        _llamacpp(),
         _optional_tool("chromium", "pictures of dashboards and reports"),
         _optional_tool("promtool", "checks of the Prometheus rules"),
     ]
@@ -111,6 +113,22 @@ def _clickhouse() -> Check:
         return Check(name, CheckState.MISSING, "chdb is installed but cannot be imported", remedy)
     version, _, engine = answer.partition(" ")
     return Check(name, CheckState.OK, f"{version} (engine {engine})")
+
+
+def _llamacpp() -> Check:
+    name = "llama.cpp (xllamacpp)"
+    if not is_installed():
+        return Check(
+            name,
+            CheckState.ABSENT,
+            "not installed",
+            f"optional, for a real engine: install tokenfleet[real-engine] ({WHERE_WHEELS_ARE})",
+        )
+    # In a process of its own, for the same reason.
+    version = _output([sys.executable, "-c", "import xllamacpp; print(xllamacpp.__version__)"])
+    if version is None:
+        return Check(name, CheckState.ABSENT, "installed but cannot be imported", "optional: reinstall it")
+    return Check(name, CheckState.OK, version)
 
 
 def _disk(data_dir: Path) -> Check:

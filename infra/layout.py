@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, get_args
 
+from infra.errors import StackError
+from infra.llamacpp.fleet import RealEngine
 from infra.ports import check_port_free, free_port
 
+EngineKind = Literal["emulated", "llama.cpp"]
+"""``emulated``: one process with all instances, like vLLM; ``llama.cpp``: a real server process each."""
+ENGINE_KINDS: tuple[EngineKind, ...] = get_args(EngineKind)
+
 MODEL, VERSION = "llama-70b", "v1"
-POOL = f"{MODEL}@{VERSION}"
+"""What the emulated engines serve."""
 ENTRY_WITHOUT_GPUS = "edge"
 REGIONS: Mapping[str, int] = {"eu-west": 3, "us-east": 3, "ap-south": 2}
 """Emulated instances a region; ``edge`` only takes requests in."""
+REAL_REGIONS: Mapping[str, int] = {"eu-west": 2, "us-east": 2, "ap-south": 1}
+"""llama.cpp servers a region: fewer, since each computes for real."""
 ROUTERS: Mapping[str, str] = {"router-0": ENTRY_WITHOUT_GPUS, "router-1": "eu-west"}
 """Entry region of each router."""
 DEMO_POLICY = Path(__file__).with_name("policies") / "demo.yaml"
@@ -40,16 +49,32 @@ class Layout:
     policy: Path = DEMO_POLICY
     regions: Mapping[str, int] = field(default_factory=lambda: REGIONS)
     routers: Mapping[str, str] = field(default_factory=lambda: ROUTERS)
+    engine: EngineKind = "emulated"
+    model_size: str = "tiny"
+    """Of llama.cpp's random model, see infra.llamacpp.tiny_model; the fields below are the emulator's."""
     params: str = "S2"
     max_num_seqs: int = 16
     speed: float = 1.0
     seed: int = 0
 
+    @property
+    def model(self) -> str:
+        """The model's name in requests."""
+        return self.real_engines()[0].model if self.engine == "llama.cpp" else MODEL
+
+    def engine_count(self) -> int:
+        """Instances in all regions."""
+        return sum(self.regions.values())
+
+    def real_engines(self) -> list[RealEngine]:
+        """The instances as llama.cpp servers."""
+        return [
+            RealEngine(name, region, self.ports[name], self.model_size)
+            for region, name in _instances(self.regions)
+        ]
+
     def instances(self) -> list[dict[str, object]]:
         """The emulated instances, as ``tokenfleet engines --config`` reads them."""
-        names = [
-            (region, f"{region}-{index}") for region, count in self.regions.items() for index in range(count)
-        ]
         return [
             {
                 "instance": name,
@@ -62,7 +87,7 @@ class Layout:
                 "speed": self.speed,
                 "seed": self.seed + number,
             }
-            for number, (region, name) in enumerate(names)
+            for number, (region, name) in enumerate(_instances(self.regions))
         ]
 
     def url(self, name: str) -> str:
@@ -77,8 +102,26 @@ class Layout:
         }
 
 
+def engine_kind(name: str) -> EngineKind:
+    """The kind of that name; raises StackError with one sentence where there is none."""
+    for kind in ENGINE_KINDS:
+        if kind == name:
+            return kind
+    raise StackError(f"There is no engine {name!r} for a local stack; choose {' or '.join(ENGINE_KINDS)}.")
+
+
+def regions_of(engine: EngineKind) -> Mapping[str, int]:
+    """How many instances of an engine each region gets by default."""
+    return REAL_REGIONS if engine == "llama.cpp" else REGIONS
+
+
+def _instances(regions: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Region and instance id."""
+    return [(region, f"{region}-{index}") for region, count in regions.items() for index in range(count)]
+
+
 def _names(regions: Mapping[str, int], routers: Mapping[str, str]) -> list[str]:
-    instances = [f"{region}-{index}" for region, count in regions.items() for index in range(count)]
+    instances = [name for _, name in _instances(regions)]
     return ["kafka", *routers, "sink", "streams-0", "source-0", *instances]
 
 
@@ -99,8 +142,7 @@ def fixed_ports(
 ) -> dict[str, int]:
     """The documented ports; raises StackError with one sentence where one is taken."""
     ports = {name: port for name, port in FIXED_PORTS.items() if name != "engines"}
-    instances = _names(regions, routers)[len(routers) + 4 :]
-    ports |= {name: FIXED_PORTS["engines"] + index for index, name in enumerate(instances)}
+    ports |= {name: FIXED_PORTS["engines"] + index for index, (_, name) in enumerate(_instances(regions))}
     for name, port in ports.items():
         if name != "kafka" or embedded_kafka:
             check_port_free(port, name)

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-import yaml
-
+from infra.engines import engine_children, engines_in_words
 from infra.errors import StackError
 from infra.kafka.embedded import EmbeddedKafka
 from infra.layout import Layout
@@ -65,10 +64,10 @@ class Stack:
     def start(self) -> None:
         """Start everything and return when every part is ready."""
         self._take_folder()
-        engines = self._spec_engines()
+        engines = engine_children(self.layout, self._folder("engines"), self._endpoints_file())
         self._start_kafka()
-        self._supervisor.start_many([engines])
-        self._on_step("engines", f"{sum(self.layout.regions.values())} emulated vLLM instances")
+        self._supervisor.start_many(engines)
+        self._on_step("engines", engines_in_words(self.layout))
         asyncio.run(self._prepare_topics())
         sink, source = self._spec_sink(), self._spec_source()
         streams = self._spec_streams()
@@ -175,15 +174,6 @@ class Stack:
 
     def _serving(self, name: str) -> list[str]:
         return ["--host", "127.0.0.1", "--port", str(self.layout.ports[name])]
-
-    def _spec_engines(self) -> ChildSpec:
-        config = self._folder("engines") / "instances.yaml"
-        config.write_text(yaml.safe_dump({"instances": self.layout.instances()}, sort_keys=False))
-        argv = self._command("engines", "--config", str(config), "--endpoints", str(self._endpoints_file()))
-        last = self.layout.instances()[-1]["instance"]
-        return ChildSpec(
-            "engines", argv, ready=HttpReady(self.layout.url(str(last)) + "/health"), restart=True
-        )
 
     def _spec_source(self) -> ChildSpec:
         argv = self._command("source", "--config", str(self._endpoints_file()), "--kafka", self.bootstrap)

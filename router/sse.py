@@ -89,6 +89,7 @@ class StreamMeter:
             self._fail(document.get("error") if document else None)
             return
         self.done = True
+        self._timings(document.get("timings"))
         self._usage(document.get("usage"))
         for choice in _choices(document):
             reason = choice.get("finish_reason")
@@ -114,6 +115,7 @@ class StreamMeter:
         if document.get("error") is not None:
             self._fail(document["error"])
             return
+        self._timings(document.get("timings"))
         self._usage(document.get("usage"))
         for choice in _choices(document):
             self._content(int(_has_content(choice)), now_ms)
@@ -134,6 +136,18 @@ class StreamMeter:
             details = usage.get("prompt_tokens_details")  # null even on a cache hit in some vLLM versions
             if isinstance(details, dict):
                 self.cached_tokens = _count(details.get("cached_tokens"), self.cached_tokens)
+
+    def _timings(self, timings: Any) -> None:
+        """llama.cpp's own count, in its last chunk also where no usage was asked for.
+
+        Its content chunks are fewer than its tokens: it holds back parts of a UTF-8 character.
+        """
+        if isinstance(timings, dict):
+            self.usage_tokens = _count(timings.get("predicted_n"), self.usage_tokens)
+            self.cached_tokens = _count(timings.get("cache_n"), self.cached_tokens)
+            computed = _count(timings.get("prompt_n"), None)
+            if computed is not None and self.cached_tokens is not None:
+                self.prompt_tokens = computed + self.cached_tokens
 
     def _fail(self, error: Any) -> None:
         self.failed = True

@@ -8,7 +8,7 @@ import json
 import shutil
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import aiohttp
@@ -18,14 +18,16 @@ from rich.live import Live
 from infra.demo.books import BookReader, DemoBooks, show_books
 from infra.demo.display import LiveDisplay, show_figures
 from infra.demo.workload import Workload, load_workload
+from infra.engines import engines_in_words
 from infra.errors import StackError
-from infra.layout import MODEL, Layout, free_ports
+from infra.layout import Layout, engine_kind, free_ports, regions_of
+from infra.llamacpp.tiny_model import CONTEXT_TOKENS
+from infra.llamacpp.wheel import require_installed
 from infra.stack import Stack
 from sim.loadgen import LoadOptions, run_load, summarise
 from sim.loadgen.ledger import IntentRecord, LiveView
 
 MARKER = ".tokenfleet-demo"
-ENGINES = ("emulated",)
 PLAIN_EVERY_S = 10.0
 """Where there is no terminal a line is printed so often."""
 
@@ -50,14 +52,20 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
 
     Raises StackError or BrokerUnavailable, with one sentence, where something can't be started or read.
     """
-    if options.engine not in ENGINES:
-        raise StackError(
-            f"There is no engine {options.engine!r} for the demo; choose {' or '.join(ENGINES)}."
-        )
+    engine = engine_kind(options.engine)
     if options.summary is not None and not options.summary.resolve().parent.is_dir():
         raise StackError(f"The summary can't be written to {options.summary}: its folder does not exist.")
+    if engine == "llama.cpp":
+        require_installed()
+    regions = regions_of(engine)
     layout = Layout(
-        options.data_dir, free_ports(), kafka=options.kafka, clickhouse=options.clickhouse, seed=options.seed
+        options.data_dir,
+        free_ports(regions),
+        kafka=options.kafka,
+        clickhouse=options.clickhouse,
+        regions=regions,
+        engine=engine,
+        seed=options.seed,
     )
     workload = load_workload(
         layout,
@@ -69,8 +77,9 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
     _empty(options.data_dir)
     console.print(
         f"[bold]TokenFleet demo[/]: {workload.name}, {len(workload.plan):,} intents in "
-        f"{options.duration_s:g} s",
+        f"{options.duration_s:g} s{_engines_note(layout, workload)}",
         highlight=False,
+        soft_wrap=True,
     )
     began = time.monotonic()
 
@@ -93,9 +102,17 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
         )
     if options.summary is not None:
         figures = {**summary.to_dict(), "books": books.to_dict(), "agree": books.agree, "restarts": restarts}
-        figures |= {"workload": workload.name, "run_id": workload.run_id}
+        figures |= {"workload": workload.name, "run_id": workload.run_id, "engine": engine}
+        figures["length_limits"] = None if workload.limits is None else asdict(workload.limits)
         options.summary.write_text(json.dumps(figures, indent=2) + "\n")
     return books.agree
+
+
+def _engines_note(layout: Layout, workload: Workload) -> str:
+    """What was done to the workload for the engines' sake."""
+    if workload.limits is None:
+        return ""
+    return f", {workload.limits} for {engines_in_words(layout)} (context {CONTEXT_TOKENS:,} tokens)"
 
 
 def _empty(folder: Path) -> None:
@@ -144,7 +161,7 @@ async def _play(
                 ledger_path=options.data_dir / "ledger.jsonl",
                 seed=options.seed,
                 on_progress=_progress(display, console),
-                options=LoadOptions(model=MODEL),
+                options=LoadOptions(model=stack.layout.model),
             )
     ledger.close()
     stack.write_state()

@@ -7,7 +7,7 @@ Each instance runs :class:`sim.engine.EngineScheduler` in real time. To embed a 
 """
 
 from sim.engines.errors import EmulatorError
-from sim.engines.fleet import EmulatedFleet, remove_endpoints, write_endpoints
+from sim.engines.fleet import EmulatedFleet, remove_endpoints, write_endpoint_list, write_endpoints
 from sim.engines.instance import EmulatedInstance
 from sim.engines.spec import InstanceSpec, load_specs
 
@@ -18,5 +18,6 @@ __all__ = [
     "InstanceSpec",
     "load_specs",
     "remove_endpoints",
+    "write_endpoint_list",
     "write_endpoints",
 ]

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -58,23 +58,30 @@ class EmulatedFleet:
 
 
 def write_endpoints(path: Path, instances: Iterable[EmulatedInstance]) -> None:
-    """Write the running instances as the static discovery list of the telemetry source (YAML).
+    """Write the running instances as the static discovery list of the telemetry source (YAML)."""
+    write_endpoint_list(
+        path,
+        [
+            {
+                "instance": instance.spec.instance,
+                "engine": "vllm",
+                "url": instance.url,
+                "region": instance.spec.region,
+                "pools": [instance.spec.pool],
+            }
+            for instance in instances
+        ],
+    )
 
-    The file appears whole or not at all, so a reader that polls never sees half of it.
+
+def write_endpoint_list(path: Path, endpoints: Sequence[Mapping[str, object]]) -> None:
+    """Write a static discovery list (YAML).
+
+    The file appears whole or not at all, so a reader that polls never sees half of it. Raises EmulatorError.
     """
-    endpoints = [
-        {
-            "instance": instance.spec.instance,
-            "engine": "vllm",
-            "url": instance.url,
-            "region": instance.spec.region,
-            "pools": [instance.spec.pool],
-        }
-        for instance in instances
-    ]
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(yaml.safe_dump({"endpoints": endpoints}, sort_keys=False), encoding="utf-8")
+        draft.write_text(yaml.safe_dump({"endpoints": list(endpoints)}, sort_keys=False), encoding="utf-8")
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)

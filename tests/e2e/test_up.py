@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -14,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+
+from tests.e2e.running import running_up
 
 pytestmark = [pytest.mark.kafka, pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -38,24 +38,8 @@ def get(url: str) -> Any:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, kafka) -> Iterator[dict[str, Any]]:
     """A running stack on free ports; its ``stack.json``."""
-    data = tmp_path_factory.mktemp("up")
-    argv = [sys.executable, "-m", "tokenfleet", "up", "--any-ports", "--data", str(data)]
-    output = data / "output.txt"
-    with output.open("w") as out:
-        process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
-    until = time.monotonic() + 90
-    while "Ready." not in output.read_text():
-        assert process.poll() is None, output.read_text()
-        assert time.monotonic() < until, output.read_text()
-        time.sleep(0.2)
-    state = json.loads((data / "stack.json").read_text())
-    pids = [entry["pid"] for entry in state["processes"].values()]
-    yield {**state, "output": output, "pids": pids}
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
-    assert not any(psutil.pid_exists(pid) for pid in pids)
-    assert "nothing is left running" in output.read_text()
-    assert "Traceback" not in output.read_text()
+    with running_up(tmp_path_factory.mktemp("up")) as state:
+        yield state
 
 
 def ask(stack: dict[str, Any], router: str, **headers: str) -> tuple[int, dict[str, str], bytes]:

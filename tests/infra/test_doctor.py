@@ -87,3 +87,11 @@ def test_a_report_that_cannot_be_written_is_an_error(monkeypatch: pytest.MonkeyP
     status, output = run("--json", str(tmp_path / "no" / "file.json"))
     assert status == 1
     assert "cannot be written" in output
+
+
+def test_a_missing_real_engine_is_no_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "is_installed", lambda: False)
+    (check,) = [check for check in run_checks(tmp_path) if check.name.startswith("llama.cpp")]
+    assert check.state is CheckState.ABSENT
+    assert "tokenfleet[real-engine]" in check.remedy
+    assert all_needed_present([FINE, check])

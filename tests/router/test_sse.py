@@ -62,3 +62,36 @@ def test_an_end_mark_is_needed_and_an_abort_is_none() -> None:
     assert not meter.whole
     meter.feed(b'data: {"choices": [{"text": "", "finish_reason": "abort"}]}\n\n', 2)
     assert not meter.whole
+
+
+LLAMACPP = (
+    b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"role":"assistant","content":null}}]}\n\n'
+    b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"content":" ba"}}]}\n\n'
+    b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"content":"\xc3\xa4"}}]}\n\n'
+    b'data: {"choices":[{"finish_reason":"length","index":0,"delta":{}}],'
+    b'"timings":{"cache_n":44,"prompt_n":2,"prompt_ms":1.1,"predicted_n":3,"predicted_ms":0.9}}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+def test_llamacpps_first_chunk_is_no_token_and_its_own_count_is_taken() -> None:
+    """As captured: a null content first, a character of two tokens in one chunk, timings without usage."""
+    meter = StreamMeter()
+    for number, event in enumerate(LLAMACPP.split(b"\n\n")[:-1]):
+        meter.feed(event + b"\n\n", number)
+        assert meter.content_chunks == min(number, 2)
+    assert (meter.first_token_ms, meter.last_token_ms) == (1, 2)
+    assert (meter.output_tokens, meter.prompt_tokens, meter.cached_tokens) == (3, 46, 44)
+    assert meter.whole
+
+
+def test_usage_beats_timings_and_odd_timings_are_ignored() -> None:
+    meter = StreamMeter()
+    meter.take_body(
+        b'{"choices": [], "timings": {"cache_n": 1, "prompt_n": 1, "predicted_n": 1}, "usage": '
+        b'{"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 7}}}'
+    )
+    assert (meter.output_tokens, meter.prompt_tokens, meter.cached_tokens) == (5, 9, 7)
+    odd = StreamMeter()
+    odd.take_body(b'{"choices": [], "timings": {"cache_n": -1, "prompt_n": "x", "predicted_n": null}}')
+    assert (odd.usage_tokens, odd.prompt_tokens, odd.cached_tokens) == (None, None, None)

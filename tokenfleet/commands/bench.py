@@ -124,7 +124,7 @@ def source(
     try:
         figures = benchmark.run(engines=engines, hz=hz, seconds=seconds, kafka=kafka, eight_gpus=gpus)
     except (StackError, RuntimeError, OSError) as error:
-        Console(stderr=True).print(f"[red]error:[/] {error}", soft_wrap=True)
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
     title = f"{engines} engines at {hz:g} Hz, a page of {figures['page_bytes'] / 1000:.0f} kB"
     made = Table("figure", title=title, title_justify="left")

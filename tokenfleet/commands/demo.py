@@ -26,7 +26,9 @@ def demo(
     summary: Annotated[
         Path | None, typer.Option(help="Also write the figures to this file, as JSON.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="Which engines serve: emulated.")] = "emulated",
+    engine: Annotated[
+        str, typer.Option(help="Which engines serve: emulated, or llama.cpp (real, on the CPU).")
+    ] = "emulated",
     kafka: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Your Kafka instead of the embedded one.")
     ] = None,
@@ -38,8 +40,9 @@ def demo(
     ),
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
 ) -> None:
-    """Three regions and an entry without GPUs, eight engines, two routers, a Faust worker and the sink."""
+    """Three regions and an entry without GPUs, their engines, two routers, a Faust worker and the sink."""
     from rich.console import Console
+    from rich.text import Text
 
     from infra.demo.run import DemoOptions, run_demo
     from infra.errors import StackError
@@ -64,7 +67,7 @@ def demo(
         with exit_on_termination():
             agree = run_demo(options, console)
     except (StackError, BrokerUnavailable) as error:
-        Console(stderr=True).print(f"[red]error:[/] {error}", soft_wrap=True, highlight=False)
+        Console(stderr=True).print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=True)
         raise typer.Exit(1) from None
     if not agree:
         raise typer.Exit(1)

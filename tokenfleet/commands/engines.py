@@ -1,4 +1,4 @@
-"""``tokenfleet engines``: start emulated inference engines by hand."""
+"""``tokenfleet engines``: start inference engines by hand, emulated ones or real llama.cpp servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ def register(app: typer.Typer) -> None:
     app.command("engines")(engines)
 
 
+_FOR_BOTH = frozenset({"real", "model_size", "port_base", "region", "host", "endpoints"})
+"""Parameters that ``--real`` leaves a meaning; all others describe the emulator."""
+
+
 def engines(
+    context: typer.Context,
     count: Annotated[int, typer.Option(min=1, max=256, help="How many instances.")] = 1,
     params: Annotated[str, typer.Option(help="Step-model parameters, S1 to S4.")] = "S2",
     port_base: Annotated[
@@ -55,8 +60,21 @@ def engines(
     drain_s: Annotated[
         float, typer.Option(min=0.0, help="Seconds that open requests get to finish on SIGTERM or Ctrl-C.")
     ] = 0.0,
+    real: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="Start so many real llama.cpp servers instead, on the CPU."),
+    ] = None,
+    model_size: Annotated[str, typer.Option(help="Their random model: tiny or small.")] = "tiny",
 ) -> None:
-    """Start emulated inference engines that behave like vLLM; Ctrl-C or SIGTERM stops them."""
+    """Start emulated engines that behave like vLLM, or real ones; Ctrl-C or SIGTERM stops them."""
+    if real is not None:
+        from tokenfleet.commands.real_engines import run_real_engines
+
+        _refuse_emulator_options(context)
+        run_real_engines(
+            real, size=model_size, port_base=port_base, region=region, host=host, endpoints=endpoints
+        )
+        return
     import asyncio
 
     from pydantic import ValidationError
@@ -95,6 +113,20 @@ def engines(
     except EmulatorError as error:
         errors.print(str(error), style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
+
+
+def _refuse_emulator_options(context: typer.Context) -> None:
+    """An option that would silently do nothing is an error."""
+    from rich.console import Console
+
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in _FOR_BOTH:
+            flag = "--" + name.replace("_", "-")
+            Console(stderr=True).print(
+                f"{flag} describes emulated engines; it can't be used with --real.", style="red"
+            )
+            raise typer.Exit(1)
 
 
 def _port(index: int, count: int, port_base: int, port: int | None) -> int:

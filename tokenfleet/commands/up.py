@@ -26,18 +26,23 @@ def up(
     ] = None,
     data: Annotated[Path, typer.Option(help="Folder for all that the stack keeps.")] = Path(".tokenfleet/up"),
     policy: Annotated[Path | None, typer.Option(help="Policy file; default: the demo's.")] = None,
-    speed: Annotated[float, typer.Option(min=0.01, max=100, help="Engines' speed.")] = 1.0,
+    engine: Annotated[
+        str, typer.Option(help="Which engines serve: emulated, or llama.cpp (real, on the CPU).")
+    ] = "emulated",
+    model_size: Annotated[str, typer.Option(help="llama.cpp's random model: tiny or small.")] = "tiny",
+    speed: Annotated[float, typer.Option(min=0.01, max=100, help="Emulated engines' speed.")] = 1.0,
     any_ports: Annotated[
         bool, typer.Option("--any-ports", help="Use free ports instead of the documented ones.")
     ] = False,
 ) -> None:
-    """Run the whole loop until Ctrl-C: Kafka, emulated engines, source, Faust worker, routers, sink."""
+    """Run the whole loop until Ctrl-C: Kafka, engines, source, Faust worker, routers, sink."""
     import time
 
     from rich.console import Console
+    from rich.text import Text
 
     from infra.errors import StackError
-    from infra.layout import DEMO_POLICY, MODEL, Layout, fixed_ports, free_ports
+    from infra.layout import DEMO_POLICY, Layout, engine_kind, fixed_ports, free_ports, regions_of
     from infra.signals import exit_on_termination
     from infra.stack import Stack
     from tokenfleet.logs import quiet_logs
@@ -46,14 +51,26 @@ def up(
     quiet_logs()
     console = Console()
     try:
-        ports = free_ports() if any_ports else fixed_ports(embedded_kafka=kafka is None)
+        kind = engine_kind(engine)
+        regions = regions_of(kind)
+        ports = (
+            free_ports(regions) if any_ports else fixed_ports(embedded_kafka=kafka is None, regions=regions)
+        )
         layout = Layout(
-            data, ports, kafka=kafka, clickhouse=clickhouse, policy=policy or DEMO_POLICY, speed=speed
+            data,
+            ports,
+            kafka=kafka,
+            clickhouse=clickhouse,
+            policy=policy or DEMO_POLICY,
+            regions=regions,
+            engine=kind,
+            model_size=model_size,
+            speed=speed,
         )
         with exit_on_termination(), Stack(layout, on_step=_step(console)) as stack:
             console.print(
                 f"\nReady. Ask for something:\n  [cyan]curl {layout.url('router-0')}/v1/chat/completions "
-                f'-d \'{{"model": "{MODEL}", "max_tokens": 20, "messages": '
+                f'-d \'{{"model": "{layout.model}", "max_tokens": 20, "messages": '
                 '[{"role": "user", "content": "hello"}]}\'[/]\n'
                 f"  [cyan]curl '{stack.clickhouse_url}/?query=SELECT+*+FROM+tokenfleet.intents+LIMIT+5'[/]\n"
                 "Ctrl-C ends it all; the data stays in "
@@ -65,7 +82,7 @@ def up(
                 time.sleep(1.0)
                 stack.look_after()
     except (StackError, BrokerUnavailable) as error:
-        Console(stderr=True).print(f"[red]error:[/] {error}", soft_wrap=True, highlight=False)
+        Console(stderr=True).print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         console.print("\nStopped; nothing is left running.")
