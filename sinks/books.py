@@ -6,19 +6,19 @@ three say is compared by ``reconcile``, which is pure.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
 from schemas.topics import DECISIONS, OUTCOMES, TOPICS
 from sinks.query_client import QueryClient
 from transport.errors import BrokerUnavailable
+from transport.log_reader import partitions_of, start_log_reader
 
 _WAIT_S = 15.0
 _PAGE = 50_000
@@ -152,14 +152,14 @@ async def log_ends(bootstrap: str) -> dict[tuple[str, int], int]:
 
     Raises BrokerUnavailable.
     """
-    consumer = await _consumer(bootstrap)
+    consumer = await start_log_reader(bootstrap, offset_reset="earliest")
     try:
         there = await consumer.topics()
         partitions = [
-            TopicPartition(topic.name, number)
+            partition
             for topic in TOPICS
             if topic.name in there
-            for number in sorted(await consumer._client._wait_on_metadata(topic.name) or set())
+            for partition in await partitions_of(consumer, topic.name)
         ]
         ends = await consumer.end_offsets(partitions) if partitions else {}
         return {(tp.topic, tp.partition): int(end) for tp, end in ends.items()}
@@ -181,7 +181,7 @@ async def read_log_intents(bootstrap: str, since_offsets: Mapping[tuple[str, int
     left = {TopicPartition(*place) for place, end in ends.items() if starts[place] < end}
     if not left:
         return books
-    consumer = await _consumer(bootstrap)
+    consumer = await start_log_reader(bootstrap, offset_reset="earliest")
     try:
         consumer.assign(sorted(left))
         for tp in left:
@@ -253,19 +253,3 @@ def _counted(event: dict[str, Any]) -> tuple[str, str, str, bool, int]:
 def cause_counts(books: SideBooks) -> Counter[str]:
     """How many intents ended how."""
     return Counter(books.causes().values())
-
-
-async def _consumer(bootstrap: str) -> AIOKafkaConsumer:
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap,
-        group_id=None,
-        enable_auto_commit=False,
-        auto_offset_reset="earliest",
-        request_timeout_ms=15_000,
-    )
-    try:
-        await asyncio.wait_for(consumer.start(), _WAIT_S)
-    except (KafkaError, OSError, TimeoutError) as error:
-        await consumer.stop()
-        raise BrokerUnavailable(bootstrap, _WAIT_S, type(error).__name__) from error
-    return consumer

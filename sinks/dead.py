@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from schemas.codec import Refused, decode_events, digest
 from schemas.topics import BY_NAME, DEAD
 from transport.errors import BrokerUnavailable
+from transport.log_reader import partitions_of, start_log_reader
 from transport.producer import start_producer
 
 REPLAY_HEADER = "replayed-from"
@@ -55,9 +56,9 @@ async def list_letters(bootstrap: str) -> list[Letter]:
     Raises BrokerUnavailable.
     """
     letters: dict[tuple[str, int, int, str], Letter] = {}
-    consumer = await _consumer(bootstrap)
+    consumer = await start_log_reader(bootstrap)
     try:
-        partitions = await _partitions(consumer, DEAD.name)
+        partitions = await partitions_of(consumer, DEAD.name)
         if not partitions:
             return []
         consumer.assign(partitions)
@@ -116,9 +117,9 @@ async def _original(bootstrap: str, tp: TopicPartition, offset: int) -> Any:
         f"The record at {tp.topic} partition {tp.partition} offset {offset} is gone: the log has dropped it "
         "(retention or compaction), so it can't be replayed."
     )
-    consumer = await _consumer(bootstrap)
+    consumer = await start_log_reader(bootstrap)
     try:
-        if tp not in await _partitions(consumer, tp.topic):
+        if tp not in await partitions_of(consumer, tp.topic):
             raise ReplayRefused(f"{tp.topic} has no partition {tp.partition} at {bootstrap}.")
         consumer.assign([tp])
         begin = (await consumer.beginning_offsets([tp]))[tp]
@@ -148,24 +149,3 @@ def _note(letters: dict[tuple[str, int, int, str], Letter], record: Any) -> None
     key = (letter.origin_topic, letter.origin_partition, letter.origin_offset, letter.component)
     seen = letters.get(key)
     letters[key] = letter if seen is None else replace(seen, times=seen.times + 1)
-
-
-async def _consumer(bootstrap: str) -> AIOKafkaConsumer:
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap,
-        group_id=None,
-        enable_auto_commit=False,
-        auto_offset_reset="none",
-        request_timeout_ms=15_000,
-    )
-    try:
-        await asyncio.wait_for(consumer.start(), _WAIT_S)
-    except (KafkaError, OSError, TimeoutError) as error:
-        await consumer.stop()
-        raise BrokerUnavailable(bootstrap, _WAIT_S, type(error).__name__) from error
-    return consumer
-
-
-async def _partitions(consumer: AIOKafkaConsumer, topic: str) -> list[TopicPartition]:
-    known = await consumer._client._wait_on_metadata(topic) or set()
-    return [TopicPartition(topic, number) for number in sorted(known)]

@@ -13,6 +13,7 @@ from minds.rows import Change, RowView
 from schemas.codec import Refused
 from schemas.topics import Topic
 from transport.clock import monotonic_ms
+from transport.log_reader import partitions_of
 
 log = structlog.get_logger(__name__)
 
@@ -95,10 +96,9 @@ class TableReader:
             await asyncio.sleep(1.0)
 
     async def _follow(self, consumer: AIOKafkaConsumer) -> None:
-        partitions = []
+        partitions: list[TopicPartition] = []
         for name in self.views:
-            known = await consumer._client._wait_on_metadata(name) or set()
-            partitions += [TopicPartition(name, number) for number in sorted(known)]
+            partitions += await partitions_of(consumer, name)
         consumer.assign(partitions)
         await consumer.seek_to_beginning(*partitions)
         ends = await consumer.end_offsets(partitions)
