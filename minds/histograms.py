@@ -3,7 +3,7 @@
 Engines tell totals since their boot with bounds of their own (schemas.telemetry.LatencyTotals). What two of
 them differ in is what happened in between; as a sketch it merges with those of other engines whatever their
 bounds. A count is put at the geometric middle of its bucket, so a quantile is off by at most the square root
-of the ratio of the bucket's bounds, on top of the sketch's own 1%.
+of the ratio of the bucket's bounds, on top of the sketch's own 2%.
 """
 
 from __future__ import annotations

@@ -93,11 +93,25 @@ def count_outcome(slots: Slots, outcome: OutcomeLike) -> None:
         insert(cell.tpot, outcome.tpot_ms)
 
 
+def add_counts(cell: Cell, other: Cell) -> None:
+    """Add the counts of ``other`` to ``cell``; its sketches stay out."""
+    cell.attempts += other.attempts
+    cell.ok += other.ok
+    cell.good += other.good
+    cell.output_tokens += other.output_tokens
+    cell.good_tokens += other.good_tokens
+    cell.wasted_tokens += other.wasted_tokens
+    if other.ok != other.attempts:
+        cell.timeout += other.timeout
+        cell.cancelled += other.cancelled
+        cell.failed += other.failed
+        cell.shed += other.shed
+        cell.lost += other.lost
+
+
 def add_cell(cell: Cell, other: Cell) -> None:
     """Add ``other`` to ``cell``."""
-    for name in _COUNTS:
-        if more := getattr(other, name):
-            setattr(cell, name, getattr(cell, name) + more)
+    add_counts(cell, other)
     merge_into(cell.ttft, other.ttft)
     merge_into(cell.tpot, other.tpot)
 

@@ -85,14 +85,14 @@ def decode_events(topic: Topic, headers: Headers, value: bytes | None) -> Decode
         events = [_decode(topic.model, topic, value, patterns=not topic.enveloped)]
         _check_names(topic, topic.model, events)
         return Decoded(events)
-    raise _unknown(topic, header)
+    raise unknown_schema(topic, header)
 
 
 def decode_row(topic: Topic, headers: Headers, value: bytes) -> Any:
     """The row of a compacted record as a struct of the fast path. Raises Refused."""
     header = schema_header(headers)
     if header != header_of(topic.model):
-        raise _unknown(topic, header)
+        raise unknown_schema(topic, header)
     return _decode(topic.model, topic, value)
 
 
@@ -100,7 +100,7 @@ def parse_row(topic: Topic, headers: Headers, value: bytes) -> Any:
     """As decode_row, but a validated pydantic row. Raises Refused."""
     header = schema_header(headers)
     if header != header_of(topic.model):
-        raise _unknown(topic, header)
+        raise unknown_schema(topic, header)
     try:
         return topic.model.model_validate_json(value)
     except ValidationError as error:
@@ -143,6 +143,6 @@ def _decode(model: type[BaseModel], topic: Topic, value: bytes | None, *, patter
         raise Refused("unparseable", f"{topic.name}: not JSON: {error}."[:500]) from None
 
 
-def _unknown(topic: Topic, header: str | None) -> Refused:
+def unknown_schema(topic: Topic, header: str | None) -> Refused:
     said = f"the schema header says {header!r}" if header else "there is no schema header"
     return Refused("unknown_schema", f"{topic.name}: {said}; this topic takes {' or '.join(topic.headers)}.")

@@ -30,6 +30,9 @@ class InstanceRow(Row):
     decode_tokens_per_s: Reading = UNKNOWN
     prefix_hit_ratio: Reading = UNKNOWN
     preemptions_per_s: Reading = UNKNOWN
+    kv_used_tokens: Reading = Field(default=UNKNOWN, description="Tokens in flight: in the KV cache now.")
+    kv_free_tokens: Reading = UNKNOWN
+    quarantined: bool = Field(default=False, description="It has just said something impossible.")
     windows: list[WindowStats] = Field(default=[], description="10 s, 1 min, 5 min.")
     late_events: Count = Field(default=0, description="Outcomes too old for any window.")
 
@@ -51,6 +54,21 @@ class RegionRow(Row):
     kv_usage_ratio: Reading = UNKNOWN
     prefill_tokens_per_s: Reading = UNKNOWN
     decode_tokens_per_s: Reading = UNKNOWN
+    kv_used_tokens: Reading = Field(default=UNKNOWN, description="Tokens in flight: in KV caches now.")
+    kv_free_tokens: Reading = UNKNOWN
+    staleness_ms: Reading = Field(
+        default=UNKNOWN, description="Age of the oldest sample among instances that serve."
+    )
+    knee_tokens_per_s: Reading = Field(
+        default=UNKNOWN,
+        description="Service rate at the knee: the most that instances that serve have decoded while requests "
+        "waited, in their boots; unknown until each of them was seen so.",
+    )
+    ceiling_tokens_per_s: Reading = Field(default=UNKNOWN, description="0.85 of the knee.")
+    predicted_wait_ms: Reading = Field(
+        default=UNKNOWN,
+        description="Requests waiting, at a minute's mean of output tokens, by the decode rate.",
+    )
     cap_work_tokens: Reading = UNKNOWN
     leased_work_tokens: Reading = UNKNOWN
     headroom_work_tokens: Reading = UNKNOWN

@@ -7,31 +7,22 @@ from collections.abc import Iterator
 from typing import Any
 
 import faust
-import msgspec
 import structlog
 
-from minds.capacity.folds import (
-    Delta,
-    State,
-    add,
-    decode_state,
-    encode_state,
-    new_state,
-    parse_key,
-    partial_of,
-)
-from minds.merge import Partial, apply_rollup
-from schemas.codec import Refused, decode_events
+from minds.capacity.folds import FORMAT, decode_state, encode_state, parse_key
+from minds.capacity.live import Live
+from schemas.codec import Refused
 from schemas.topics import ROLLUPS
 from streams.faust_tables import BatchedTable, Ownership, Settler, Write, raw_table, stateful_agent
 from streams.health import Health, Metrics
 from streams.interval import rollup_partition
+from streams.rollups import decode_partials
 from transport.clock import now_ms
 from transport.dead_letters import DeadLetterWriter, TooManyDeadLetters
 
 log = structlog.get_logger(__name__)
 
-TABLES = ("instances", "regions")
+TABLES = (f"instances-v{FORMAT}", f"regions-v{FORMAT}")
 IDLE_LEAVES_MS = 15 * 60_000
 """A key of which nothing came for so long is forgotten: three times the longest window."""
 
@@ -46,12 +37,14 @@ class CapacityStage:
         self._health = health
         self._metrics = metrics
         self._tables = {name: raw_table(app, name) for name in TABLES}
-        self._states: dict[str, State] = {}
+        self._states: dict[str, Live] = {}
         self._by_pool: dict[str, set[str]] = {}
         self._unstored: set[str] = set()
         self._next: dict[int, int] = {}
         self.changed: set[str] = set()
         """Keys that changed since the publisher last looked; it clears them."""
+        self.wake = asyncio.Event()
+        """Set whenever there are any."""
         self.settler = Settler(self._collect)
         self.ownership = Ownership(app, ROLLUPS.name)
         for table in self._tables.values():
@@ -61,7 +54,7 @@ class CapacityStage:
     # ------------------------------------------------------------------------------------------ the tables
 
     def _table(self, key: str) -> BatchedTable:
-        return self._tables["instances" if key.startswith("i|") else "regions"]
+        return self._tables[TABLES[0] if key.startswith("i|") else TABLES[1]]
 
     def _loader(self, table: BatchedTable) -> Any:
         def load(partitions: frozenset[int]) -> None:
@@ -69,8 +62,9 @@ class CapacityStage:
             for raw_key, value in list(table.data.items()):
                 key = raw_key.decode()
                 if value is not None and rollup_partition(parse_key(key).pool) in partitions:
-                    self._put(key, decode_state(value))
+                    self._put(key, Live(decode_state(value)))
                     loaded += 1
+            self._count(table)
             log.info("table_recovered", table=table.name, keys=loaded, partitions=sorted(partitions))
 
         return load
@@ -80,25 +74,25 @@ class CapacityStage:
         self._unstored, self.changed = set(), set()
         self.settler.drop()
 
-    def _put(self, key: str, state: State) -> None:
+    def _put(self, key: str, state: Live) -> None:
         self._states[key] = state
         self._by_pool.setdefault(parse_key(key).pool, set()).add(key)
 
-    def _collect(self) -> list[Write]:
+    def _collect(self) -> Iterator[Write]:
+        """What changed, encoded one by one as the settler asks: a state that moved on meanwhile is as good,
+        since it holds the offset that it has applied."""
         keys, self._unstored = self._unstored, set()
-        writes: list[Write] = []
         for key in keys:
-            state = self._states.get(key)
+            live = self._states.get(key)
             partition = rollup_partition(parse_key(key).pool)
-            writes.append(
-                (self._table(key), key.encode(), None if state is None else encode_state(state), partition)
-            )
-        return writes
+            value = None if live is None else encode_state(live.state)
+            yield self._table(key), key.encode(), value, partition
 
     def forget_idle(self) -> None:
         """Drop the keys of which nothing came for 15 minutes."""
         before_ms = now_ms() - IDLE_LEAVES_MS
-        for key, state in list(self._states.items()):
+        for key, live in list(self._states.items()):
+            state = live.state
             newest = max([state.closed.mark_ms, *(held.delta.mark_ms for held in state.open.values())])
             if newest < before_ms:
                 del self._states[key]
@@ -146,27 +140,25 @@ class CapacityStage:
         if expected is not None and offset > expected:
             log.warning("rollups_skipped", partition=partition, expected=expected, got=offset)
         self._next[partition] = offset + 1
-        for rollup in decode_events(ROLLUPS, headers, value).events:
-            try:
-                grouped = by_key(rollup)
-            except (msgspec.ValidationError, ValueError) as error:
-                raise Refused("impossible_value", f"{ROLLUPS.name}: {error}."[:500]) from None
-            for key, partials in grouped.items():
-                state = self._states.get(key)
-                if state is None:
-                    state = new_state()
-                    self._put(key, state)
-                if apply_rollup(state, offset, partials, add):
-                    self._unstored.add(key)
-                    self.changed.add(key)
-                else:
-                    self._metrics.skipped.inc()
-            self._metrics.applied.inc()
+        _, grouped = decode_partials(headers, value)
+        now = now_ms()
+        for key, partials in grouped.items():
+            live = self._states.get(key)
+            if live is None:
+                live = Live()
+                self._put(key, live)
+            if live.apply(offset, partials, now):
+                self._unstored.add(key)
+                self.changed.add(key)
+            else:
+                self._metrics.skipped.inc()
+        self._metrics.applied.inc()
+        self.wake.set()
 
     # --------------------------------------------------------------------------------------------- looking
 
-    def state(self, key: str) -> State | None:
-        """The state of a key, or None."""
+    def state(self, key: str) -> Live | None:
+        """What is held of a key, or None."""
         return self._states.get(key)
 
     def keys_of(self, pool: str) -> frozenset[str]:
@@ -187,17 +179,8 @@ class CapacityStage:
                 if turns % 60 == 0:
                     self.forget_idle()
                 await self.settler.settle()
-            for name, table in self._tables.items():
-                self._metrics.table_keys.labels(name).set(len(table.data))
+            for table in self._tables.values():
+                self._count(table)
 
-
-def by_key(rollup: Any) -> dict[str, list[Partial[Delta]]]:
-    """The partials of a rollup, key by key. ValueError or msgspec.ValidationError where one is none."""
-    grouped: dict[str, list[Partial[Delta]]] = {}
-    for segment in rollup.segments:
-        for partial in segment.partials:
-            parse_key(partial.key)
-            grouped.setdefault(partial.key, []).append(
-                partial_of(segment.source, segment.generation, segment.base, segment.upto, partial.delta)
-            )
-    return grouped
+    def _count(self, table: BatchedTable) -> None:
+        self._metrics.table_keys.labels(table.name.partition("-v")[0]).set(len(table.data))

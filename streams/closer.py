@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 
 TABLE = "open_decisions"
 READER_SILENT_MS = 5_000.0
+TICK_S = 1.0
 _ENTRY = msgspec.msgpack.Decoder(OpenDecision | Mark)
 _OFFSET = b"o|"
 _DECISION = b"d|"
@@ -182,7 +183,7 @@ class Closer:
     async def run(self) -> None:
         """Close and store each second until cancelled; broker trouble is waited out."""
         while True:
-            await asyncio.sleep(self._options.store_ms / 1000.0)
+            await asyncio.sleep(TICK_S)
             try:
                 await self._tick()
             except (KafkaError, OSError, TimeoutError) as error:

@@ -13,16 +13,23 @@ from schemas.codec import Refused, headers_for, to_json
 from schemas.operations import Claim, Rollup
 from schemas.topics import CLAIMS, ROLLUPS
 from streams.health import Health, Metrics
-from streams.interval import FOLDS, ClockBounds, SourceInterval, rollups_of
+from streams.interval import SOURCES, ClockBounds, SourceInterval, rollups_of
 from streams.options import StreamsOptions
+from streams.record_batches import fetch_batches
 from transport.clock import monotonic_ms, now_ms
 from transport.dead_letters import DeadLetterWriter, TooManyDeadLetters
 
 log = structlog.get_logger(__name__)
 
-MAX_EVENTS = 100_000
+MAX_EVENTS = 200_000
 """An interval is flushed early beyond this: it bounds memory and the size of a re-cut."""
+CATCHING_UP_S = 1.0
+FAR_BEHIND = 50_000
+"""Records: only with so many more to read does an interval grow, up to the time above."""
 PRODUCE_TIMEOUT_S = 20.0
+FETCH_MIN_BYTES = 64 * 1024
+FETCH_WAIT_MS = 20
+"""A fetch waits for so much, or so long: fewer and larger ones cost a fifth less CPU."""
 
 
 class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -49,6 +56,7 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
         self._metrics = metrics
         self._bounds = ClockBounds(options.wrong_clock_ahead_ms, options.wrong_clock_behind_ms)
         self._sources: dict[TopicPartition, SourceInterval] = {}
+        self._events = {topic: metrics.events.labels(topic) for topic in SOURCES}
         self._assigned = False
         self._broken = True
         self._turn = asyncio.Lock()
@@ -81,11 +89,12 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
                 auto_offset_reset="earliest",
                 session_timeout_ms=6_000,
                 heartbeat_interval_ms=1_500,
-                fetch_max_wait_ms=50,
+                fetch_min_bytes=FETCH_MIN_BYTES,
+                fetch_max_wait_ms=FETCH_WAIT_MS,
                 request_timeout_ms=20_000,
                 metadata_max_age_ms=30_000,
             )
-            consumer.subscribe(list(FOLDS), listener=self)
+            consumer.subscribe(list(SOURCES), listener=self)
             self._broken, self._assigned = True, False
             try:
                 await consumer.start()
@@ -150,37 +159,38 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
         return sent
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
-        """One interval's records; returns when its time is up, it is full, or it is broken."""
+        """One interval's records; returns when its time is up, it is full, or it is broken.
+
+        While far more waits than was read, freshness is lost anyway: then an interval may grow, so that
+        catching up costs stage two less.
+        """
         loop = asyncio.get_running_loop()
-        ends = loop.time() + self._options.flush_ms / 1000.0
+        began = loop.time()
+        ends, latest = began + self._options.flush_ms / 1000.0, began + CATCHING_UP_S
         events = 0
-        while (left_s := ends - loop.time()) > 0 and events < MAX_EVENTS and not self._broken:
-            batches = await consumer.getmany(timeout_ms=max(1, int(left_s * 1000)), max_records=500)
-            for tp, records in batches.items():
-                for record in records:
-                    source = self._sources.get(tp)
-                    if source is None:
-                        break
-                    events += await self._take(source, tp, record)
+        while events < MAX_EVENTS and not self._broken:
+            left_s = ends - loop.time()
+            if left_s <= 0:
+                read = sum(source.upto - source.base for source in self._sources.values())
+                if loop.time() >= latest or self._behind(consumer) <= max(4 * read, FAR_BEHIND):
+                    return
+                left_s = self._options.flush_ms / 1000.0
+            for batch in await fetch_batches(consumer, min(left_s, max(0.0, latest - loop.time()))):
+                source = self._sources.get(batch.tp)
+                if source is None:
+                    continue
+                taken, refused = source.take(batch.records, self._bounds, batch.first_ms, batch.last_ms)
+                events += taken + len(refused)
+                self._events[batch.tp.topic].inc(taken)
+                self._dead.accepted(len(batch.records) - len(refused))
+                for record, reason in refused:
+                    await self._put_aside(batch.tp, record, reason)
             await asyncio.sleep(0)
 
-    async def _take(self, source: SourceInterval, tp: TopicPartition, record: object) -> int:
-        try:
-            events = source.take(record, self._bounds)  # type: ignore[arg-type]
-        except Refused as refused:
-            self._metrics.dead.labels(tp.topic).inc()
-            await self._dead.write(
-                tp.topic,
-                tp.partition,
-                record.offset,  # type: ignore[attr-defined]
-                record.headers,  # type: ignore[attr-defined]
-                record.value,  # type: ignore[attr-defined]
-                refused,
-            )
-            return 1
-        self._dead.accepted()
-        self._metrics.events.labels(tp.topic).inc(events)
-        return events
+    async def _put_aside(self, tp: TopicPartition, record: Any, refused: Refused) -> None:
+        self._metrics.dead.labels(tp.topic).inc()
+        headers = tuple(record.headers)
+        await self._dead.write(tp.topic, tp.partition, record.offset, headers, record.value, refused)
 
     async def _flush(self, consumer: AIOKafkaConsumer) -> None:
         read = {tp: source for tp, source in self._sources.items() if source.upto > source.base}
@@ -219,9 +229,14 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
 
     # ---------------------------------------------------------------------------------------------- health
 
+    def _behind(self, consumer: AIOKafkaConsumer) -> int:
+        """Records that wait to be read, as far as the last fetches told."""
+        return sum(
+            max(0, (consumer.highwater(tp) or 0) - source.upto) for tp, source in self._sources.items()
+        )
+
     def _note_progress(self, consumer: AIOKafkaConsumer) -> None:
-        lag = sum(max(0, (consumer.highwater(tp) or 0) - source.base) for tp, source in self._sources.items())
-        if lag == 0:
+        if self._behind(consumer) == 0:
             self._lagging_since_ms = None
         elif self._lagging_since_ms is None:
             self._lagging_since_ms = monotonic_ms()

@@ -18,6 +18,9 @@ PARTITIONS = 4
 """Of every table, as of the topics that it is written from."""
 
 
+YIELD_EVERY = 20
+
+
 class BatchedTable(Table):  # type: ignore[misc]
     """A table that is written from outside its stream, with the changelog partition said by the caller.
 
@@ -165,7 +168,7 @@ class Settler:
     offsets be committed. A crash in between replays them, and the applied offsets make that exact.
     """
 
-    def __init__(self, collect: Callable[[], list[Write]]) -> None:
+    def __init__(self, collect: Callable[[], Iterable[Write]]) -> None:
         self._collect = collect
         self._events: list[Any] = []
         self.settled: dict[tuple[str, int], int] = {}
@@ -187,7 +190,13 @@ class Settler:
         async with self._busy:
             events, self._events = self._events, []
             turn = self._turn
-            writes = [table.write(key, value, part) for table, key, value, part in self._collect()]
+            writes = []
+            for table, key, value, partition in self._collect():
+                writes.append(table.write(key, value, partition))
+                if len(writes) % YIELD_EVERY == 0:
+                    await asyncio.sleep(0)  # a large table takes a while: fresh rows go first
+                    if turn != self._turn:
+                        return
             if writes:
                 await asyncio.gather(*writes)
             if turn == self._turn:

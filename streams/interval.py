@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
 
-import msgspec
-
-from minds.capacity.folds import Delta, fold_outcome, fold_telemetry, parse_key
-from schemas.codec import Headers, Refused, decode_events
-from schemas.fastpath import encode, struct_of
-from schemas.operations import Partial, Rollup, Segment
-from schemas.topics import OUTCOMES, ROLLUPS, TELEMETRY, Topic
+from minds.capacity.folds import Delta, fold_telemetry, parse_key
+from minds.capacity.outcomes import FIELDS, OutcomeFold, names_are_sound
+from minds.windows import LATE_AFTER_MS
+from schemas.codec import Refused, decode_events
+from schemas.projections import ProjectedReader
+from schemas.topics import OUTCOMES, ROLLUPS, TELEMETRY
+from streams.rollups import WireSegment, encode_delta, encode_rollup
 from transport.partitioning import partition_of
 
-Fold = Callable[[dict[str, Delta], Any, int], None]
-FOLDS: dict[str, tuple[Topic, Fold]] = {
-    OUTCOMES.name: (OUTCOMES, fold_outcome),
-    TELEMETRY.name: (TELEMETRY, fold_telemetry),
-}
-"""What the combiner reads, and how."""
+SOURCES = (OUTCOMES.name, TELEMETRY.name)
+"""What the combiner reads."""
 TARGET_RECORD_BYTES = 512 * 1024
 """A rollup is split beyond this; each part holds other keys, so the merge rule does not mind."""
 
-_Partial, _Segment, _Rollup = struct_of(Partial), struct_of(Segment), struct_of(Rollup)
+_OUTCOMES = ProjectedReader(OUTCOMES, FIELDS)
 
 
 class RecordLike(Protocol):
@@ -36,7 +32,7 @@ class RecordLike(Protocol):
     @property
     def timestamp(self) -> int: ...
     @property
-    def headers(self) -> Headers: ...
+    def headers(self) -> Any: ...
     @property
     def value(self) -> bytes | None: ...
 
@@ -49,6 +45,9 @@ class ClockBounds:
     behind_ms: float
 
 
+RefusedRecord = tuple[RecordLike, Refused]
+
+
 @dataclass(slots=True)
 class SourceInterval:
     """What was read of one source partition since its last commit. ``upto`` is the next offset to read."""
@@ -58,46 +57,115 @@ class SourceInterval:
     generation: int
     base: int
     upto: int
-    first_event_at_ms: int | None = None
-    deltas: dict[str, Delta] = field(default_factory=dict)
+    mark_ms: int = 0
+    """The latest time stamp of its records."""
+    _outcomes: OutcomeFold = field(default_factory=OutcomeFold)
+    _told: dict[str, Delta] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """The source's name in rollups."""
         return f"{self.topic}:{self.partition}"
 
-    def take(self, record: RecordLike, bounds: ClockBounds) -> int:
-        """Fold one record; returns its events. Raises Refused; what it could use is folded even then.
+    @property
+    def deltas(self) -> dict[str, Delta]:
+        """The interval as deltas; made anew at each call."""
+        return self._told if self.topic == TELEMETRY.name else self._outcomes.deltas(self.mark_ms)
 
-        Either way the record has been read: ``upto`` moves past it.
+    def take(
+        self, records: Sequence[RecordLike], bounds: ClockBounds, first_ms: int, last_ms: int
+    ) -> tuple[int, list[RefusedRecord]]:
+        """Fold records in order, whose time stamps lie between the two times.
+
+        Returns how many events they held, and which could not be used as a whole; what could be used of those
+        is folded even then. All have been read: ``upto`` moves past them.
         """
-        if record.offset < self.upto:
-            return 0
-        self.upto = record.offset + 1
-        topic, fold = FOLDS[self.topic]
-        events = decode_events(topic, record.headers, record.value).events
-        wrong = None
-        for event in events:
-            ahead_ms = event.at_ms - record.timestamp
-            if ahead_ms > bounds.ahead_ms or -ahead_ms > bounds.behind_ms:
-                wrong = ahead_ms
-                continue
-            if self.first_event_at_ms is None or event.at_ms < self.first_event_at_ms:
-                self.first_event_at_ms = event.at_ms
-            fold(self.deltas, event, record.timestamp)
-        if wrong is not None:
-            side = "ahead of" if wrong > 0 else "behind"
-            raise Refused(
-                "wrong_clock",
-                f"{self.topic}: an event is {abs(wrong) / 1000:.0f} s {side} its record's time; allowed are "
-                f"{bounds.ahead_ms / 1000:.0f} s ahead and {bounds.behind_ms / 1000:.0f} s behind. "
-                "Events with a sound clock in the same record were used.",
-            )
-        return len(events)
+        if records and records[0].offset < self.upto:
+            records = [record for record in records if record.offset >= self.upto]
+        if not records:
+            return 0, []
+        self.upto = records[-1].offset + 1
+        self.mark_ms = max(self.mark_ms, last_ms)
+        if self.topic == TELEMETRY.name:
+            return self._each(records, self._telemetry, bounds)
+        plain = (last_ms - LATE_AFTER_MS, first_ms + bounds.ahead_ms)
+        events = _OUTCOMES.singles(records)
+        if events is None:
+            return self._each(records, self._outcome, bounds)
+        refused: list[RefusedRecord] = []
+        if odd := self._outcomes.take(events, *plain):
+            marked = {id(event) for event in odd}
+            for record, event in zip(records, events, strict=True):
+                if id(event) in marked:
+                    try:
+                        self._closely([event], record, bounds)
+                    except Refused as error:
+                        refused.append((record, error))
+        return len(events), refused
 
     def next(self) -> None:
         """Start the next interval: this one is committed."""
-        self.base, self.first_event_at_ms, self.deltas = self.upto, None, {}
+        self.base, self.mark_ms = self.upto, 0
+        self._outcomes, self._told = OutcomeFold(), {}
+
+    def _each(
+        self, records: Sequence[RecordLike], fold: Any, bounds: ClockBounds
+    ) -> tuple[int, list[RefusedRecord]]:
+        events, refused = 0, []
+        for record in records:
+            try:
+                events += fold(record, bounds)
+            except Refused as error:
+                refused.append((record, error))
+        return events, refused
+
+    def _outcome(self, record: RecordLike, bounds: ClockBounds) -> int:
+        events = _OUTCOMES.events(record.headers, record.value)
+        stamp = record.timestamp
+        if odd := self._outcomes.take(events, stamp - LATE_AFTER_MS, stamp + bounds.ahead_ms):
+            self._closely(odd, record, bounds)
+        return len(events)
+
+    def _closely(self, outcomes: list[Any], record: RecordLike, bounds: ClockBounds) -> None:
+        """Fold each one whose clock and names are sound; Refused for the record where any is not."""
+        wrong: Refused | None = None
+        for outcome in outcomes:
+            try:
+                _check_clock(self.topic, outcome.at_ms - record.timestamp, bounds)
+                if not names_are_sound(outcome):
+                    reason = f"{self.topic}: a name holds characters that no name may have."
+                    raise Refused("impossible_value", reason)
+            except Refused as error:
+                wrong = error
+            else:
+                self._outcomes.take_one(outcome, record.timestamp)
+        if wrong is not None:
+            raise wrong
+
+    def _telemetry(self, record: RecordLike, bounds: ClockBounds) -> int:
+        events = decode_events(TELEMETRY, tuple(record.headers), record.value).events
+        wrong: Refused | None = None
+        for event in events:
+            try:
+                _check_clock(self.topic, event.at_ms - record.timestamp, bounds)
+            except Refused as error:
+                wrong = error
+            else:
+                fold_telemetry(self._told, event, record.timestamp)
+        if wrong is not None:
+            raise wrong
+        return len(events)
+
+
+def _check_clock(topic: str, ahead_ms: float, bounds: ClockBounds) -> None:
+    if -bounds.behind_ms <= ahead_ms <= bounds.ahead_ms:
+        return
+    raise Refused(
+        "wrong_clock",
+        f"{topic}: an event is {abs(ahead_ms) / 1000:.0f} s {'ahead of' if ahead_ms > 0 else 'behind'} its "
+        f"record's time; allowed are {bounds.ahead_ms / 1000:.0f} s ahead and "
+        f"{bounds.behind_ms / 1000:.0f} s behind. Events with a sound clock in the same record were used.",
+    )
 
 
 @cache
@@ -108,35 +176,27 @@ def rollup_partition(pool: str) -> int:
 
 def rollups_of(sources: list[SourceInterval], combiner: str, at_ms: int) -> Iterator[tuple[int, bytes, int]]:
     """The interval's records: ``(partition, value, partials)``, one a partition unless it grows too large."""
-    by_partition: dict[int, list[tuple[SourceInterval, str, msgspec.Raw]]] = {}
+    by_partition: dict[int, list[tuple[SourceInterval, str, bytes]]] = {}
     for source in sources:
         for key, delta in source.deltas.items():
             partition = rollup_partition(parse_key(key).pool)
-            raw = msgspec.Raw(msgspec.json.encode(delta))
-            by_partition.setdefault(partition, []).append((source, key, raw))
+            by_partition.setdefault(partition, []).append((source, key, encode_delta(delta)))
     for partition, entries in by_partition.items():
         at = 0
         while at < len(entries):
             size, start = 0, at
             while at < len(entries) and (size < TARGET_RECORD_BYTES or at == start):
-                size += len(bytes(entries[at][2])) + len(entries[at][1]) + 30
+                size += len(entries[at][2]) + len(entries[at][1]) + 30
                 at += 1
             yield partition, _encode(entries[start:at], combiner, at_ms), at - start
 
 
-def _encode(entries: list[tuple[SourceInterval, str, msgspec.Raw]], combiner: str, at_ms: int) -> bytes:
-    grouped: dict[str, tuple[SourceInterval, list[Any]]] = {}
-    for source, key, raw in entries:
-        grouped.setdefault(source.name, (source, []))[1].append(_Partial(key=key, delta=raw))
-    segments = [
-        _Segment(
-            source=name,
-            generation=source.generation,
-            base=source.base,
-            upto=source.upto,
-            first_event_at_ms=source.first_event_at_ms,
-            partials=partials,
-        )
-        for name, (source, partials) in grouped.items()
-    ]
-    return encode(_Rollup(combiner=combiner, at_ms=at_ms, segments=segments))
+def _encode(entries: list[tuple[SourceInterval, str, bytes]], combiner: str, at_ms: int) -> bytes:
+    grouped: dict[str, tuple[WireSegment, list[tuple[str, bytes]]]] = {}
+    for source, key, delta in entries:
+        held = grouped.get(source.name)
+        if held is None:
+            segment = WireSegment(source.name, source.generation, source.base, source.upto, [])
+            held = grouped[source.name] = (segment, [])
+        held[1].append((key, delta))
+    return encode_rollup(combiner, at_ms, list(grouped.values()))

@@ -21,11 +21,16 @@ class StreamsOptions:
     port: int = 0
     app_id: str = "tokenfleet"
     flush_ms: float = 250.0
-    publish_ms: float = 500.0
+    publish_ms: float = 5.0
+    """The least time between two publications: rollups that come together make one row a key."""
     heartbeat_ms: float = 2_500.0
-    """All rows again at this interval: shorter than the rows' own validity, so a quiet fleet stays fresh."""
+    """Each row again at this interval: shorter than its own validity, so that a steady fleet stays fresh."""
+    quiet_heartbeat_ms: float = 25_000.0
+    """The same for rows that only news can change; they are valid for longer."""
+    members_ms: float = 500.0
+    """How old a region's sums over its instances may be."""
     grant_ms: float = 1_000.0
-    store_ms: float = 1_000.0
+    store_ms: float = 2_500.0
     """Changelog writes and commits of stage two."""
     stall_ms: float = 15_000.0
     settle_ms: float = 3_000.0
@@ -36,6 +41,9 @@ class StreamsOptions:
     """How long to wait for a broker at the start."""
     dead_letter_run_limit: int = 1000
     closing: ClosingTerms = field(default_factory=ClosingTerms)
+
+    close_decisions: bool = True
+    """Whether this worker closes lost decisions too; the tables do not need it."""
 
     @property
     def combiner_group(self) -> str:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any
 
 import structlog
 from aiokafka.errors import KafkaError
 
-from minds.capacity.folds import Value, instance_key, parse_key, region_key, value_of
-from minds.capacity.registers import READING_VALID_MS
-from minds.capacity.rows import Member, Stamp, has_left, instance_row, region_row
+from minds.capacity.folds import instance_key, parse_key, region_key
+from minds.capacity.rows import Stamp, has_left, heard_at_ms, instance_row, region_row
+from minds.rows import Change
 from schemas.base import Row
-from schemas.tables import InstanceRow
-from schemas.topics import ENDPOINTS, INSTANCES, LEASES, POLICY, QUOTAS, REGIONS, ROUTERS, Topic
+from schemas.operations import AlertRow
+from schemas.topics import ALERTS, ENDPOINTS, INSTANCES, LEASES, POLICY, QUOTAS, REGIONS, ROUTERS, Topic
 from streams.capacity import CapacityStage
 from streams.grants import PoolGrants
 from streams.health import Health, Metrics
 from streams.interval import rollup_partition
 from streams.options import StreamsOptions
+from streams.row_batches import RowBatches, keys_before
+from streams.shown import Owned, Place, due_at_ms
 from transport.clock import monotonic_ms, now_ms
 from transport.producer import RowProducer
 from transport.table_reader import TableReader
@@ -27,41 +29,22 @@ from transport.table_reader import TableReader
 log = structlog.get_logger(__name__)
 
 OWNED = (INSTANCES, REGIONS, QUOTAS, LEASES)
-READ = (ENDPOINTS, POLICY, ROUTERS, *OWNED)
-"""What the worker's reader follows: its inputs, and its own topics for what a predecessor left there."""
+READ = (ENDPOINTS, POLICY, ROUTERS, QUOTAS, LEASES)
+"""What the worker's reader follows: its inputs, and the grants that a predecessor left. Its own instance and
+region rows come too fast for that: their keys are read once at a claim."""
 FLEET_SCOPE = "fleet"
-CLAIM_TIMEOUT_S = 10.0
-YIELD_EVERY = 20
-"""A busy instance's row takes about 0.5 ms to compute: others must get a turn in between."""
-
-
-@dataclass(slots=True)
-class _Shown:
-    """An instance's row as last computed for one pool."""
-
-    row: InstanceRow
-    value: Value | None
-    endpoint_stamp: tuple[int, int]
-    check_at_ms: float
-
-
-@dataclass(slots=True)
-class _Owned:
-    """One partition under this worker's claims."""
-
-    epochs: dict[str, int]
-    version: int = 0
-    shown: dict[str, _Shown] = field(default_factory=dict)
-    published: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Topic to row key to partition key (pool): what a tombstone needs."""
-    grants: dict[tuple[str, str], PoolGrants] = field(default_factory=dict)
-    all_at_ms: float = 0.0
-    granted_at_ms: float = 0.0
-    quiet: set[str] = field(default_factory=set)
+CLAIM_TIMEOUT_S = 20.0
+YIELD_EVERY = 50
+"""Rows between two turns for others."""
+IDLE_S = 0.25
 
 
 class Publisher:
-    """Writes instance, region, quota and lease rows for the partitions that this worker owns."""
+    """Writes instance, region, quota and lease rows for the partitions that this worker owns.
+
+    Driven by what changed and by a queue of times, never by walking all that is known: an instance is looked
+    at when a rollup or its registry row changed, and when its row is due.
+    """
 
     def __init__(
         self,
@@ -69,6 +52,7 @@ class Publisher:
         stage: CapacityStage,
         reader: TableReader,
         rows: RowProducer,
+        batches: RowBatches,
         health: Health,
         metrics: Metrics,
     ) -> None:
@@ -76,11 +60,21 @@ class Publisher:
         self._stage = stage
         self._reader = reader
         self._rows = rows
-        self._metrics = metrics
-        self._owned: dict[int, _Owned] = {}
+        self._batches = batches
+        self._counts = {topic.name: metrics.rows.labels(topic.name) for topic in OWNED}
+        self._owned: dict[int, Owned] = {}
         self._turn = -1
+        self._registry: set[str] = set()
+        self._alerts: list[AlertRow] = []
+        self._pools: dict[str, tuple[str, ...]] = {}
         self._ticked_ms = monotonic_ms()
         health.add("publisher", live=self._stalled, ready=self._not_ready)
+
+    def on_change(self, topic: Topic, change: Change) -> None:
+        """The reader's word that a row changed."""
+        if topic is ENDPOINTS and change.kind != "claimed":
+            self._registry.add(change.key)
+            self._stage.wake.set()
 
     async def run(self) -> None:
         """Publish until cancelled; broker trouble is waited out."""
@@ -89,10 +83,21 @@ class Publisher:
                 await self._tick()
                 self._ticked_ms = monotonic_ms()
             except (KafkaError, OSError, TimeoutError) as error:
+                # Which rows arrived is unknown: claim anew, and publish all.
                 log.warning("rows_not_published", error=repr(error))
+                self._owned = {}
             await asyncio.sleep(self._options.publish_ms / 1000.0)
+            try:
+                await asyncio.wait_for(self._stage.wake.wait(), self._idle_s())
+            except TimeoutError:
+                continue
+
+    def _idle_s(self) -> float:
+        due_ms = min([owned.next_due_ms() for owned in self._owned.values()], default=float("inf"))
+        return max(0.0, min(IDLE_S, (due_ms - now_ms()) / 1000.0))
 
     async def _tick(self) -> None:
+        self._stage.wake.clear()
         ownership = self._stage.ownership
         if not ownership.recovered or not self._reader.caught_up:
             self._owned = {}
@@ -105,26 +110,40 @@ class Publisher:
                 return
             self._owned[partition] = owned
         changed, self._stage.changed = self._stage.changed, set()
+        registry, self._registry = self._registry, set()
+        await self._instances(changed, registry)
         for partition, owned in self._owned.items():
-            await self._publish(partition, owned, changed)
-        await self._rows.flush()
+            now, mono = now_ms(), monotonic_ms()
+            if mono - owned.granted_at_ms >= self._options.grant_ms:
+                owned.granted_at_ms = mono
+                await self._grant(partition, owned, now, mono)
+            self._regions(partition, owned, now)
+        alerts, self._alerts = self._alerts, []
+        for alert in alerts:
+            log.warning("instance_quarantine", state=alert.state, instance=alert.subject, why=alert.summary)
+            await self._rows.put(ALERTS, alert, partition_key=alert.alert_id)
+        if self._batches.waiting:
+            await self._batches.send()
 
     # --------------------------------------------------------------------------------------------- claims
 
-    async def _claim(self, partition: int) -> _Owned:
-        """Claim the partition on each topic, and read them up to the claim: what a predecessor wrote."""
-        owned = _Owned({t.name: await self._rows.claim(t, partition, self._options.worker_id) for t in OWNED})
+    async def _claim(self, partition: int) -> Owned:
+        """Claim the partition on each topic, and learn what a predecessor left there."""
+        owned = Owned({t.name: await self._rows.claim(t, partition, self._options.worker_id) for t in OWNED})
         async with asyncio.timeout(CLAIM_TIMEOUT_S):
-            for topic in OWNED:
+            for topic in (INSTANCES, REGIONS):
+                claim = owned.epochs[topic.name]
+                owned.published[topic.name] = await keys_before(
+                    self._options.bootstrap, topic, partition, claim
+                )
+            for topic in (QUOTAS, LEASES):
                 await self._read_up_to_claim(topic, partition, owned.epochs[topic.name])
-        for topic in OWNED:
-            rows = [seen.row for seen in self._reader.view(topic).rows() if seen.partition == partition]
-            owned.published[topic.name] = {
-                _row_key(topic, row): row.pools[0] if topic is INSTANCES else row.pool for row in rows
-            }
+                rows = [seen.row for seen in self._reader.view(topic).rows() if seen.partition == partition]
+                owned.published[topic.name] = {_grant_key(topic, row) for row in rows}
         leases = [seen.row for seen in self._reader.view(LEASES).rows() if seen.partition == partition]
         for region, pool in {(row.region, row.pool) for row in leases}:
-            self._grants_of(partition, owned, region, pool, leases)
+            self._grants_of(partition, owned, (region, pool), leases)
+        await self._first_rows(partition, owned)
         log.info("partition_claimed", partition=partition, epochs=owned.epochs, leases=len(leases))
         return owned
 
@@ -136,164 +155,191 @@ class Publisher:
                 return
             await asyncio.sleep(0.01)
 
+    async def _first_rows(self, partition: int, owned: Owned) -> None:
+        """All rows of the partition, and tombstones for those that have no instance or region any more."""
+        made = 0
+        for seen in list(self._reader.view(ENDPOINTS).rows()):
+            endpoint = seen.row
+            self._pools[endpoint.instance] = tuple(endpoint.pools)
+            for pool in endpoint.pools:
+                if rollup_partition(pool) == partition:
+                    self._refresh(partition, owned, endpoint, pool, now_ms())
+                    made += 1
+                    if made % YIELD_EVERY == 0:
+                        await asyncio.sleep(0)
+        for pool in self._stage.pools():
+            if rollup_partition(pool) == partition:
+                for key in self._stage.keys_of(pool):
+                    parsed = parse_key(key)
+                    if parsed.kind == "r":
+                        owned.region((parsed.name, pool))
+        homes = {
+            shown.row.instance
+            for key, shown in owned.instances.items()
+            if shown.row.pools[0] == parse_key(key).pool
+        }
+        self._remove_missing(partition, owned, INSTANCES, homes)
+        self._remove_missing(partition, owned, REGIONS, {f"{r}|{p}" for r, p in owned.regions})
+
+    # ------------------------------------------------------------------------------------------ instances
+
+    async def _instances(self, changed: set[str], registry: set[str]) -> None:
+        """Make the rows again of what changed and of what is due."""
+        wanted: list[tuple[int, str, str]] = []
+        for key in changed:
+            parsed = parse_key(key)
+            partition = rollup_partition(parsed.pool)
+            owned = self._owned.get(partition)
+            if owned is None:
+                continue
+            if parsed.kind == "r":
+                owned.region((parsed.name, parsed.pool)).touched = True
+            else:
+                wanted.append((partition, parsed.pool, parsed.name))
+        for instance in registry:
+            endpoint = self._reader.view(ENDPOINTS).row(instance)
+            pools = tuple(endpoint.pools) if endpoint is not None else ()
+            for pool in {*pools, *self._pools.get(instance, ())}:
+                wanted.append((rollup_partition(pool), pool, instance))
+            if pools:
+                self._pools[instance] = pools
+            else:
+                self._pools.pop(instance, None)
+        now = now_ms()
+        for partition, owned in self._owned.items():
+            for key in owned.due(now):
+                parsed = parse_key(key)
+                wanted.append((partition, parsed.pool, parsed.name))
+        view = self._reader.view(ENDPOINTS)
+        for made, (partition, pool, instance) in enumerate(wanted, 1):
+            owned = self._owned.get(partition)
+            if owned is not None:
+                endpoint = view.row(instance)
+                if endpoint is not None and pool in endpoint.pools:
+                    self._refresh(partition, owned, endpoint, pool, now)
+                else:
+                    self._drop(partition, owned, pool, instance)
+            if made % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+                if self._stage.ownership.turn != self._turn:
+                    return
+
+    def _refresh(self, partition: int, owned: Owned, endpoint: Any, pool: str, now: int) -> None:
+        key = instance_key(pool, endpoint.instance)
+        live = self._stage.state(key)
+        if has_left(endpoint, live, now):
+            self._drop(partition, owned, pool, endpoint.instance)
+            return
+        owned.version += 1
+        row = instance_row(endpoint, live, Stamp(now, owned.epochs[INSTANCES.name], owned.version))
+        options = self._options
+        due_ms = due_at_ms(
+            row, heard_at_ms(endpoint, live), now, options.heartbeat_ms, options.quiet_heartbeat_ms
+        )
+        owned.show(
+            key, row, (endpoint.region, pool), due_ms, live.knee_tokens_per_s if live is not None else None
+        )
+        if pool == endpoint.pools[0]:
+            said = live.quarantined(now) if live is not None else None
+            if (alert := owned.alerts.note(endpoint.instance, said, now)) is not None:
+                self._alerts.append(alert)
+            self._put(partition, owned, INSTANCES, endpoint.instance, row)
+
+    def _drop(self, partition: int, owned: Owned, pool: str, instance: str) -> None:
+        shown = owned.instances.get(instance_key(pool, instance))
+        if shown is None:
+            return
+        owned.drop(instance_key(pool, instance))
+        if shown.row.pools[0] == pool:
+            self._remove(partition, owned, INSTANCES, instance)
+
+    # ------------------------------------------------------------------------------- regions and grants
+
+    def _regions(self, partition: int, owned: Owned, now: int) -> None:
+        for (region, pool), shown in list(owned.regions.items()):
+            if not shown.touched and now < shown.due_ms:
+                continue
+            live = self._stage.state(region_key(region, pool))
+            if live is None and not shown.rows and (region, pool) not in owned.grants:
+                del owned.regions[region, pool]
+                self._remove(partition, owned, REGIONS, f"{region}|{pool}")
+                continue
+            owned.version += 1
+            grants = owned.grants.get((region, pool))
+            row = region_row(
+                region,
+                pool,
+                shown.sums(now, self._options.members_ms),
+                live,
+                grants.figures if grants is not None else None,
+                Stamp(now, owned.epochs[REGIONS.name], owned.version),
+            )
+            shown.touched = False
+            wait_ms = self._options.members_ms if shown.stale else self._options.heartbeat_ms
+            shown.due_ms = now + wait_ms
+            self._put(partition, owned, REGIONS, f"{region}|{pool}", row)
+
     def _grants_of(
-        self, partition: int, owned: _Owned, region: str, pool: str, leases: list[Any] | None = None
+        self, partition: int, owned: Owned, place: Place, leases: Iterable[Any] | None = None
     ) -> PoolGrants:
-        grants = owned.grants.get((region, pool))
+        grants = owned.grants.get(place)
         if grants is None:
+            region, pool = place
             grants = PoolGrants(region, pool, partition, owned.epochs[QUOTAS.name], owned.epochs[LEASES.name])
             quota = self._reader.view(QUOTAS).row(f"{region}|{pool}")
             last_cap = quota.cap_work_tokens if quota is not None else None
             grants.restore(leases or (), last_cap, self._policy(), monotonic_ms())
-            owned.grants[region, pool] = grants
+            owned.grants[place] = grants
         return grants
 
     def _policy(self) -> Any | None:
         return self._reader.view(POLICY).row(FLEET_SCOPE)
 
-    # ---------------------------------------------------------------------------------------- publication
-
-    async def _publish(self, partition: int, owned: _Owned, changed: set[str]) -> None:
-        now, mono = now_ms(), monotonic_ms()
-        everything = mono - owned.all_at_ms >= self._options.heartbeat_ms
-        if everything:
-            owned.all_at_ms = mono
-        members, fresh = await self._members(partition, owned, changed, everything, now)
-        home = {
-            member.row.instance: member.row
-            for (_, pool), group in members.items()
-            for member in group
-            if member.row is not None and member.row.pools[0] == pool
-        }
-        for instance, row in home.items():
-            if everything or instance_key(row.pools[0], instance) in fresh:
-                await self._put(INSTANCES, owned, row, row.pools[0])
-        await self._remove_missing(INSTANCES, owned, set(home))
-        if mono - owned.granted_at_ms >= self._options.grant_ms:
-            owned.granted_at_ms = mono
-            await self._grant(partition, owned, members, now, mono)
-        touched = {parse_key(key).pool for key in (changed | fresh)}
-        for (region, pool), group in members.items():
-            if everything or pool in touched:
-                await asyncio.sleep(0)
-                await self._put(REGIONS, owned, self._region(owned, region, pool, group, now), pool)
-        await self._remove_missing(REGIONS, owned, {f"{region}|{pool}" for region, pool in members})
-
-    async def _members(
-        self, partition: int, owned: _Owned, changed: set[str], everything: bool, now: int
-    ) -> tuple[dict[tuple[str, str], list[Member]], set[str]]:
-        """The members of every region and pool of this partition, and the keys whose rows are new."""
-        members: dict[tuple[str, str], list[Member]] = {}
-        registered: set[str] = set()
-        fresh: set[str] = set()
-        for seen in list(self._reader.view(ENDPOINTS).rows()):
-            endpoint = seen.row
-            for pool in endpoint.pools:
-                if rollup_partition(pool) != partition:
-                    continue
-                key = instance_key(pool, endpoint.instance)
-                shown = owned.shown.get(key)
-                stamp = (endpoint.epoch, endpoint.version)
-                if (
-                    everything
-                    or shown is None
-                    or key in changed
-                    or shown.endpoint_stamp != stamp
-                    or now >= shown.check_at_ms
-                ):
-                    state = self._stage.state(key)
-                    value = value_of(state) if state is not None else None
-                    if has_left(endpoint, value, now):
-                        owned.shown.pop(key, None)
-                        continue
-                    owned.version += 1
-                    row = instance_row(
-                        endpoint, value, Stamp(now, owned.epochs[INSTANCES.name], owned.version)
-                    )
-                    shown = owned.shown[key] = _Shown(row, value, stamp, _check_at(row, now))
-                    fresh.add(key)
-                    if len(fresh) % YIELD_EVERY == 0:
-                        await asyncio.sleep(0)
-                registered.add(key)
-                members.setdefault((endpoint.region, pool), []).append(Member(shown.row, shown.value))
-        owned.shown = {key: shown for key, shown in owned.shown.items() if key in registered}
-        self._add_unregistered(partition, members, registered, now)
-        return members, fresh
-
-    def _add_unregistered(
-        self,
-        partition: int,
-        members: dict[tuple[str, str], list[Member]],
-        registered: set[str],
-        now: int,
-    ) -> None:
-        """Outcomes of instances that are gone, and of regions without any: they happened all the same."""
-        for pool in self._stage.pools():
-            if rollup_partition(pool) != partition:
-                continue
-            for key in self._stage.keys_of(pool) - registered:
-                state = self._stage.state(key)
-                if state is None:
-                    continue
-                parsed = parse_key(key)
-                if parsed.kind == "r":
-                    members.setdefault((parsed.name, pool), [])
-                elif (value := value_of(state)).rings and value.region is not None:
-                    members.setdefault((value.region, pool), []).append(Member(None, value))
-
-    def _region(self, owned: _Owned, region: str, pool: str, group: list[Member], now: int) -> Row:
-        owned.version += 1
-        shed = self._stage.state(region_key(region, pool))
-        grants = owned.grants.get((region, pool))
-        return region_row(
-            region,
-            pool,
-            group,
-            value_of(shed) if shed is not None else None,
-            grants.figures if grants is not None else None,
-            Stamp(now, owned.epochs[REGIONS.name], owned.version),
-        )
-
-    async def _grant(
-        self,
-        partition: int,
-        owned: _Owned,
-        members: dict[tuple[str, str], list[Member]],
-        now: int,
-        mono: float,
-    ) -> None:
+    async def _grant(self, partition: int, owned: Owned, now: int, mono: float) -> None:
         policy = self._policy()
         view = self._reader.view(ROUTERS)
         routers = [row for _, row, quality in view.items(now) if quality != "unknown"]
-        serving = {place for place, group in members.items() if any(m.row is not None for m in group)}
+        serving = {place for place, shown in owned.regions.items() if shown.rows}
         wanted: set[str] = set()
-        for region, pool in sorted(serving | set(owned.grants)):
-            grants = self._grants_of(partition, owned, region, pool)
-            states = [m.row.state for m in members.get((region, pool), ()) if m.row is not None]
+        for place in sorted(serving | set(owned.grants)):
+            grants = self._grants_of(partition, owned, place)
+            shown = owned.regions.get(place)
+            states = [row.state for row in shown.rows.values()] if shown is not None else []
             granted = grants.tick(policy, states, routers, now, mono)
             wanted.add(granted.quota.key())
-            await self._put(QUOTAS, owned, granted.quota, pool)
+            await self._put_row(QUOTAS, owned, granted.quota, place[1])
             for lease in granted.leases:
-                await self._put(LEASES, owned, lease, pool)
+                await self._put_row(LEASES, owned, lease, place[1])
             for key, version in granted.gone:
-                await self._tombstone(LEASES, owned, key, version)
-        await self._remove_missing(QUOTAS, owned, wanted)
+                self._remove(partition, owned, LEASES, key, version)
+        self._remove_missing(partition, owned, QUOTAS, wanted)
 
-    async def _put(self, topic: Topic, owned: _Owned, row: Row, pool: str) -> None:
-        owned.published.setdefault(topic.name, {})[row.key()] = pool
+    # ------------------------------------------------------------------------------------------- the log
+
+    def _put(self, partition: int, owned: Owned, topic: Topic, key: str, row: Any) -> None:
+        owned.published.setdefault(topic.name, set()).add(key)
+        self._batches.put(topic, partition, key, row)
+        self._counts[topic.name].inc()
+
+    async def _put_row(self, topic: Topic, owned: Owned, row: Row, pool: str) -> None:
+        owned.published.setdefault(topic.name, set()).add(row.key())
         await self._rows.put(topic, row, partition_key=pool)
-        self._metrics.rows.labels(topic.name).inc()
+        self._counts[topic.name].inc()
 
-    async def _remove_missing(self, topic: Topic, owned: _Owned, wanted: set[str]) -> None:
-        for key in [key for key in owned.published.get(topic.name, {}) if key not in wanted]:
-            owned.version += 1
-            await self._tombstone(topic, owned, key, owned.version)
+    def _remove(
+        self, partition: int, owned: Owned, topic: Topic, key: str, version: int | None = None
+    ) -> None:
+        published = owned.published.get(topic.name, set())
+        if key in published:
+            published.discard(key)
+            if version is None:
+                owned.version += 1
+                version = owned.version
+            self._batches.remove(topic, partition, key, owned.epochs[topic.name], version)
 
-    async def _tombstone(self, topic: Topic, owned: _Owned, key: str, version: int) -> None:
-        pool = owned.published.get(topic.name, {}).pop(key, None)
-        if pool is not None:
-            epoch = owned.epochs[topic.name]
-            await self._rows.remove(topic, key, partition_key=pool, epoch=epoch, version=version)
+    def _remove_missing(self, partition: int, owned: Owned, topic: Topic, wanted: set[str]) -> None:
+        for key in owned.published.get(topic.name, set()) - wanted:
+            self._remove(partition, owned, topic, key)
 
     # --------------------------------------------------------------------------------------------- health
 
@@ -314,17 +360,7 @@ class Publisher:
         return None
 
 
-def _row_key(topic: Topic, row: Any) -> str:
-    if topic is INSTANCES:
-        return str(row.instance)
+def _grant_key(topic: Topic, row: Any) -> str:
     if topic is LEASES:
         return f"{row.region}|{row.pool}|{row.service_class}|{row.holder}"
     return f"{row.region}|{row.pool}"
-
-
-def _check_at(row: InstanceRow, now: int) -> float:
-    """When the row's state may change by age alone."""
-    if row.sampled_at_ms is None:
-        return float("inf")
-    ages = (row.sampled_at_ms + READING_VALID_MS, row.sampled_at_ms + 2 * READING_VALID_MS)
-    return min((at for at in ages if at >= now), default=float("inf"))

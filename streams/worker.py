@@ -10,7 +10,8 @@ from typing import Any
 
 import structlog
 
-from schemas.topics import TOPICS
+from minds.rows import Change
+from schemas.topics import TOPICS, Topic
 from streams.capacity import TABLES, CapacityStage
 from streams.closer import TABLE as OPEN_DECISIONS
 from streams.closer import Closer
@@ -20,11 +21,13 @@ from streams.health import Health, Metrics, serve_health
 from streams.lag import LagWatch, OffsetProbe
 from streams.options import StreamsOptions
 from streams.publisher import READ, Publisher
+from streams.rebuild import rewind_rollups
+from streams.row_batches import RowBatches
 from transport.admin import ensure_topics
 from transport.clock import now_ms
 from transport.dead_letters import DeadLetterWriter
 from transport.producer import RowProducer, start_producer
-from transport.table_reader import TableReader
+from transport.table_reader import OnChange, TableReader
 
 log = structlog.get_logger(__name__)
 
@@ -42,10 +45,19 @@ async def run_worker(options: StreamsOptions, stop: asyncio.Event, started: asyn
     producer = reader = app = probe = None
     try:
         changelogs = changelog_topics(options.app_id, (*TABLES, OPEN_DECISIONS))
-        await ensure_topics(options.bootstrap, TOPICS, extra=changelogs, timeout_s=options.broker_timeout_s)
+        made = await ensure_topics(
+            options.bootstrap, TOPICS, extra=changelogs, timeout_s=options.broker_timeout_s
+        )
+        if any(f"{options.app_id}-{table}-changelog" in made for table in TABLES):
+            await rewind_rollups(options.bootstrap, options.app_id, now_ms())
         producer = await start_producer(options.bootstrap, linger_ms=2)
-        reader = TableReader(options.bootstrap, READ)
-        await reader.start()
+        heard: list[OnChange] = []
+
+        def on_change(topic: Topic, change: Change) -> None:
+            for each in heard:
+                each(topic, change)
+
+        reader = TableReader(options.bootstrap, READ, on_change=on_change)
         boot = f"{now_ms():x}-{os.urandom(3).hex()}"
         limit = options.dead_letter_run_limit
 
@@ -55,10 +67,21 @@ async def run_worker(options: StreamsOptions, stop: asyncio.Event, started: asyn
         probe = OffsetProbe(options.bootstrap)
         app = build_app(options)
         stage = CapacityStage(app, dead_letters("capacity"), health, metrics)
-        closer = Closer(options, app, reader, producer, boot, dead_letters("closer"), probe, health, metrics)
-        lag = LagWatch(probe, {"capacity": stage.settler, "closer": closer.settler}, options, health)
+        settlers = {"capacity": stage.settler}
+        parts: list[tuple[str, Coroutine[Any, Any, None]]] = []
+        if options.close_decisions:
+            closer = Closer(
+                options, app, reader, producer, boot, dead_letters("closer"), probe, health, metrics
+            )
+            settlers["closer"] = closer.settler
+            parts.append(("closer", closer.run()))
+        lag = LagWatch(probe, settlers, options, health)
         combiner = Combiner(options, producer, dead_letters("combiner"), health, metrics)
-        publisher = Publisher(options, stage, reader, RowProducer(producer), health, metrics)
+        publisher = Publisher(
+            options, stage, reader, RowProducer(producer), RowBatches(producer), health, metrics
+        )
+        heard.append(publisher.on_change)
+        await reader.start()
         health.add("faust", live=lambda: _crashed(app), ready=lambda: _crashed(app))
         gc.set_threshold(200_000, 50, 100)
         gc.freeze()
@@ -67,8 +90,8 @@ async def run_worker(options: StreamsOptions, stop: asyncio.Event, started: asyn
             ("faust", _run_faust(app)),
             ("capacity", stage.run(options.store_ms)),
             ("publisher", publisher.run()),
-            ("closer", closer.run()),
             ("lag", lag.run()),
+            *parts,
         ):
             tasks.append(asyncio.create_task(_guard(name, coroutine, health), name=name))
         started.set()

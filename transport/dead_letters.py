@@ -46,7 +46,11 @@ class DeadLetterWriter:
 
     def accepted(self, records: int = 1) -> None:
         """Tell of records that could be used."""
+        if records <= 0:
+            return
         self._run = 0
+        if not self._bad_in_window and len(self._last) == self._last.maxlen:
+            return  # nothing that good ones could push out
         for _ in range(min(records, self._last.maxlen or 0)):
             self._note(False)
 

@@ -2,17 +2,18 @@
 
 Keys name what a partial is about and which pool's partition it goes to:
 ``i|pool|instance`` (telemetry, once for each pool it lists; outcomes that name an instance) and
-``r|region|pool`` (outcomes that never reached an instance: shed ones).
+``r|region|pool`` (all outcomes of a region and pool, those that never reached an instance too).
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from minds.capacity.registers import Ranks, forget_old_samples, join_ranks, register_of
-from minds.merge import Merged, Partial
+from minds.merge import Merged
 from minds.windows import LATE_AFTER_MS, Rings, Slots, add_slots, count_outcome, forget_old
 
 
@@ -30,10 +31,11 @@ def instance_key(pool: str, instance: str) -> str:
 
 
 def region_key(region: str, pool: str) -> str:
-    """The key of a region's outcomes without an instance."""
+    """The key of a region's outcomes for one pool."""
     return f"r|{region}|{pool}"
 
 
+@lru_cache(maxsize=200_000)
 def parse_key(key: str) -> Key:
     """The parts of a key; ValueError for anything else."""
     parts = key.split("|")
@@ -51,8 +53,6 @@ class Delta(msgspec.Struct, omit_defaults=True):
 
     mark_ms: int
     """The highest record time stamp of the interval."""
-    seen: tuple[int, str] = (0, "")
-    """The newest outcome's time and region: where an instance was that is no longer registered."""
     cells: dict[str, Slots] = {}
     """Boot of the instance ("" where unknown) to fine slots."""
     ranks: Ranks = {}
@@ -63,7 +63,6 @@ class Total(msgspec.Struct, omit_defaults=True):
     """All that is kept of a key."""
 
     mark_ms: int = 0
-    seen: tuple[int, str] = (0, "")
     rings: dict[str, Rings] = {}
     ranks: Ranks = {}
     late: int = 0
@@ -78,17 +77,20 @@ def new_state() -> State:
 
 
 def fold_outcome(deltas: dict[str, Delta], outcome: Any, record_ms: int) -> None:
-    """Add one outcome to the delta of its key. ``record_ms`` is the time stamp of its Kafka record."""
+    """Add one outcome to the deltas of its keys: the plain definition of ``minds.capacity.outcomes``.
+
+    ``record_ms`` is the time stamp of its Kafka record.
+    """
     region = outcome.region or outcome.entry_region
+    places = [(region_key(region, outcome.pool), "")]
     if outcome.instance is not None:
-        delta = _delta(deltas, instance_key(outcome.pool, outcome.instance), record_ms)
-    else:
-        delta = _delta(deltas, region_key(region, outcome.pool), record_ms)
+        key = instance_key(outcome.pool, outcome.instance)
+        places.insert(0, (key, outcome.instance_boot or ""))
     if record_ms - outcome.at_ms > LATE_AFTER_MS:
-        delta.late += 1
+        _delta(deltas, places[0][0], record_ms).late += 1
         return
-    delta.seen = max(delta.seen, (outcome.at_ms, region))
-    count_outcome(delta.cells.setdefault(outcome.instance_boot or "", {}), outcome)
+    for key, boot in places:
+        count_outcome(_delta(deltas, key, record_ms).cells.setdefault(boot, {}), outcome)
 
 
 def fold_telemetry(deltas: dict[str, Delta], telemetry: Any, record_ms: int) -> None:
@@ -111,7 +113,6 @@ def _delta(deltas: dict[str, Delta], key: str, record_ms: int) -> Delta:
 def add(total: Total, delta: Delta) -> None:
     """Add a delta to a total in place (the ``add`` of minds.merge)."""
     total.mark_ms = max(total.mark_ms, delta.mark_ms)
-    total.seen = max(total.seen, delta.seen)
     total.late += delta.late
     for boot, slots in delta.cells.items():
         add_slots(total.rings.setdefault(boot, Rings()), slots)
@@ -134,31 +135,37 @@ class Value(NamedTuple):
     ranks: Ranks
     late: int
     mark_ms: int
-    region: str | None
-    """Where its newest outcome was, or its newest telemetry; None where neither said."""
 
 
 def value_of(state: State) -> Value:
     """Look at a key without changing it."""
     closed = state.closed
     rings = list(closed.rings.items())
-    ranks: Ranks = {}
-    join_ranks(ranks, closed.ranks)
-    late, mark_ms, seen = closed.late, closed.mark_ms, closed.seen
+    late, mark_ms = closed.late, closed.mark_ms
     for held in state.open.values():
         late += held.delta.late
-        mark_ms, seen = max(mark_ms, held.delta.mark_ms), max(seen, held.delta.seen)
+        mark_ms = max(mark_ms, held.delta.mark_ms)
         for boot, slots in held.delta.cells.items():
             part = Rings()
             add_slots(part, slots)
             rings.append((boot, part))
+    return Value(rings, ranks_of(state), late, mark_ms)
+
+
+def ranks_of(state: State) -> Ranks:
+    """The registers of a key, closed and open together."""
+    ranks: Ranks = {}
+    join_ranks(ranks, state.closed.ranks)
+    for held in state.open.values():
         join_ranks(ranks, held.delta.ranks)
-    newest = max(ranks.values(), key=lambda r: (r.boot_started_at_ms, r.at_ms), default=None)
-    region = newest.region if newest is not None else (seen[1] or None)
-    return Value(rings, ranks, late, mark_ms, region)
+    return ranks
 
 
 # ------------------------------------------------------------------------------------------ on the wire
+
+FORMAT = 2
+"""Of what changelogs hold. It is part of the tables' and the group's names, so a worker never reads another
+format's: it builds its tables anew from the rollups (docs/operations/streams.md)."""
 
 _STATE = msgspec.msgpack.Decoder(Merged[Delta, Total])
 
@@ -171,9 +178,3 @@ def encode_state(state: State) -> bytes:
 def decode_state(value: bytes) -> State:
     """The state of a changelog record; msgspec.DecodeError where it is none."""
     return _STATE.decode(value)
-
-
-def partial_of(source: str, generation: int, base: int, upto: int, delta: dict[str, Any]) -> Partial[Delta]:
-    """A partial as read from a rollup, where a delta is plain JSON; msgspec.ValidationError if it is none."""
-    typed = msgspec.convert(delta, Delta, str_keys=True, strict=False)
-    return Partial(source, generation, base, upto, typed)

@@ -7,14 +7,15 @@ scrape ages a reading, it does not erase it. Counters keep the last sample of ea
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from minds.capacity.plausible import impossible_reading
 from minds.staleness import quality_of
-from schemas.readings import UNKNOWN, EngineCounters, EngineGauges, Reading
+from schemas.fastpath import struct_of
+from schemas.readings import EngineCounters, EngineGauges, Reading
 
 READING_VALID_MS = 3_000.0
 """Engines are scraped about once a second: older than this is stale, than twice this unknown."""
@@ -23,6 +24,8 @@ SAMPLES = 15
 RATE_SPAN_MS = 12_000
 GAUGES = tuple(EngineGauges.model_fields)
 COUNTERS = tuple(EngineCounters.model_fields)
+_Reading, _Gauges = struct_of(Reading), struct_of(EngineGauges)
+UNKNOWN: Any = _Reading()
 _MEANS = ("kv_usage_ratio",)
 _SAME = ("kv_block_tokens",)
 
@@ -53,13 +56,30 @@ class RankRegister(msgspec.Struct):
     pools: list[str]
     gauges: dict[str, Known] = {}
     samples: dict[int, Sample] = {}
+    impossible: tuple[int, str] = (0, "")
+    """When it last said what can't be true, and what."""
 
 
 Ranks = dict[int, RankRegister]
 
 
 def register_of(event: Any) -> RankRegister:
-    """The register that one telemetry event (schemas.telemetry.Telemetry or its struct) amounts to."""
+    """The register that one telemetry event (schemas.telemetry.Telemetry or its struct) amounts to.
+
+    One that says something impossible counts only as having said that: its time is 0, so that it neither
+    renews nor replaces what was known.
+    """
+    if (wrong := impossible_reading(event)) is not None:
+        return RankRegister(
+            boot_started_at_ms=event.boot_started_at_ms,
+            boot=event.boot,
+            at_ms=0,
+            reachable=event.reachable,
+            engine=event.engine,
+            region=event.region,
+            pools=list(event.pools),
+            impossible=(event.at_ms, wrong),
+        )
     gauges = {}
     for name in GAUGES:
         reading = getattr(event.gauges, name)
@@ -112,6 +132,7 @@ def _join(mine: RankRegister, other: RankRegister) -> None:
     if _said(other) > _said(mine):
         mine.at_ms, mine.reachable, mine.engine = other.at_ms, other.reachable, other.engine
         mine.region, mine.pools = other.region, other.pools
+    mine.impossible = max(mine.impossible, other.impossible)
     for name, known in other.gauges.items():
         held = mine.gauges.get(name)
         if held is None or known > held:
@@ -133,26 +154,35 @@ def _order(sample: Sample) -> tuple[int, list[tuple[str, float]]]:
 # --------------------------------------------------------------------------------------------- readings
 
 
-def reading_of(value: float | None, age_ms: float | None) -> Reading:
-    """A reading of this value at this age; unknown without a value or once it is too old."""
+def reading_of(value: float | None, age_ms: float | None) -> Any:
+    """A reading (struct of schemas.readings.Reading) of this value at this age; unknown without a value or
+    once it is too old."""
     if value is None or age_ms is None:
         return UNKNOWN
     quality = quality_of(age_ms, READING_VALID_MS)
     if quality == "unknown":
         return UNKNOWN
-    return Reading(value=value, quality=quality, age_ms=max(0.0, age_ms))
+    return _Reading(value=float(value), quality=quality, age_ms=max(0.0, float(age_ms)))
 
 
-def gauges_of(ranks: Iterable[RankRegister], now_ms: int) -> EngineGauges:
+def gauges_of(ranks: Iterable[RankRegister], now_ms: int) -> Any:
     """The engine's gauges over its ranks: counts add up, the KV usage is the mean weighted by capacity.
 
     A gauge is as old as its oldest rank's, and unknown where any rank's is: a part would understate it.
     """
     parts = list(ranks)
-    return EngineGauges(**{name: _over_ranks(name, parts, now_ms) for name in GAUGES})
+    if not parts:
+        return NO_GAUGES
+    return _Gauges(**{name: _over_ranks(name, parts, now_ms) for name in GAUGES})
 
 
-def _over_ranks(name: str, ranks: list[RankRegister], now_ms: int) -> Reading:
+NO_GAUGES: Any = _Gauges()
+
+
+def _over_ranks(name: str, ranks: list[RankRegister], now_ms: int) -> Any:
+    if len(ranks) == 1:
+        only = ranks[0].gauges.get(name)
+        return UNKNOWN if only is None else reading_of(only.value, now_ms - only.true_at_ms)
     known = [register.gauges.get(name) for register in ranks]
     values = [(entry.value, now_ms - entry.true_at_ms) for entry in known if entry is not None]
     if not values or len(values) < len(ranks):
@@ -178,7 +208,8 @@ def rates_of(ranks: Iterable[RankRegister], now_ms: int) -> dict[str, tuple[floa
     """
     parts = list(ranks)
     found: dict[str, tuple[float, float]] = {}
-    for name in COUNTERS:
+    told = {name for register in parts for sample in register.samples.values() for name in sample.totals}
+    for name in told:
         each = [_rate(name, register.samples, now_ms) for register in parts]
         known = [rate for rate in each if rate is not None]
         if known and len(known) == len(parts):
@@ -187,15 +218,20 @@ def rates_of(ranks: Iterable[RankRegister], now_ms: int) -> dict[str, tuple[floa
 
 
 def _rate(name: str, samples: dict[int, Sample], now_ms: int) -> tuple[float, float] | None:
-    points = sorted(
-        (sample.at_ms, sample.totals[name])
+    points = [
+        (sample.at_ms, total)
         for sample in samples.values()
-        if name in sample.totals and now_ms - sample.at_ms <= RATE_SPAN_MS
-    )
-    if len(points) < 2 or points[-1][0] <= points[0][0]:
+        if (total := sample.totals.get(name)) is not None and now_ms - sample.at_ms <= RATE_SPAN_MS
+    ]
+    if len(points) < 2:
         return None
-    grown = sum(
-        later - earlier if later >= earlier else later
-        for (_, earlier), (_, later) in itertools.pairwise(points)
-    )
-    return grown * 1000.0 / (points[-1][0] - points[0][0]), float(now_ms - points[-1][0])
+    points.sort()
+    first_ms, last_ms = points[0][0], points[-1][0]
+    if last_ms <= first_ms:
+        return None
+    grown = 0.0
+    before = points[0][1]
+    for _, total in points:
+        grown += total - before if total >= before else total
+        before = total
+    return grown * 1000.0 / (last_ms - first_ms), float(now_ms - last_ms)

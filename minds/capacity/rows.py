@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minds.capacity.folds import Value
-from minds.capacity.registers import READING_VALID_MS, RankRegister, gauges_of, rates_of, reading_of
+from minds.capacity.live import Live
+from minds.capacity.registers import READING_VALID_MS, UNKNOWN, RankRegister, gauges_of, reading_of
 from minds.staleness import quality_of
-from minds.windows import Rings, window_stats
-from schemas.readings import UNKNOWN, Quality, Reading
+from schemas.fastpath import struct_of
+from schemas.readings import Quality
 from schemas.tables import InstanceRow, InstanceState, RegionRow
 
+_InstanceRow, _RegionRow = struct_of(InstanceRow), struct_of(RegionRow)
 ROW_VALID_MS = 3_000.0
+QUIET_VALID_MS = 60_000.0
+"""Of rows that nothing but news can change: all readings unknown, all windows empty."""
+CEILING = 0.85
+"""Of the knee: what a region takes before traffic is sent elsewhere."""
 SILENT_LEAVES_MS = 60_000.0
 """An instance of which neither registry nor telemetry has said anything for so long has left."""
 
@@ -27,14 +32,14 @@ class Stamp:
     version: int
 
 
-def current_ranks(endpoint: Any, value: Value | None) -> list[RankRegister]:
+def current_ranks(endpoint: Any, live: Live | None) -> list[RankRegister]:
     """The registers of the instance's newest boot: the registry's, or a newer one that telemetry knows."""
-    if value is None:
+    if live is None or not live.ranks:
         return []
     registered = (endpoint.boot_started_at_ms, endpoint.boot)
-    boots = [(r.boot_started_at_ms, r.boot) for r in value.ranks.values()]
+    boots = [(r.boot_started_at_ms, r.boot) for r in live.ranks.values()]
     newest = max([registered, *boots])
-    return [r for _, r in sorted(value.ranks.items()) if (r.boot_started_at_ms, r.boot) == newest]
+    return [r for _, r in sorted(live.ranks.items()) if (r.boot_started_at_ms, r.boot) == newest]
 
 
 def instance_state(endpoint: Any, ranks: Sequence[RankRegister], now_ms: int) -> InstanceState:
@@ -55,27 +60,44 @@ def instance_state(endpoint: Any, ranks: Sequence[RankRegister], now_ms: int) ->
     return {"fresh": "ready", "stale": "degraded", "unknown": "unknown"}[quality]  # type: ignore[return-value]
 
 
-def has_left(endpoint: Any, value: Value | None, now_ms: int) -> bool:
+def heard_at_ms(endpoint: Any, live: Live | None) -> int:
+    """When registry or telemetry last said anything of an instance."""
+    heard = max([r.at_ms for r in live.ranks.values()], default=0) if live is not None else 0
+    return int(max(heard, endpoint.as_of_ms))
+
+
+def has_left(endpoint: Any, live: Live | None, now_ms: int) -> bool:
     """Whether an instance has been silent for so long that its row is removed."""
-    heard = max([r.at_ms for r in value.ranks.values()], default=0) if value is not None else 0
-    return bool(now_ms - max(heard, endpoint.as_of_ms) > SILENT_LEAVES_MS)
+    return now_ms - heard_at_ms(endpoint, live) > SILENT_LEAVES_MS
 
 
-def instance_row(endpoint: Any, value: Value | None, stamp: Stamp) -> InstanceRow:
-    """The row of one instance, of its current boot only.
+def instance_row(endpoint: Any, live: Live | None, stamp: Stamp) -> Any:
+    """The row of one instance (a struct of schemas.tables.InstanceRow), of its current boot only.
 
     ``endpoint`` is its schemas.endpoints.EndpointRow (or struct). Prefill counts prompt tokens that no cache
     saved where the engine tells them apart. Outcomes that name no boot count for the current one.
     """
-    ranks = current_ranks(endpoint, value)
-    started, boot = max(
-        [(r.boot_started_at_ms, r.boot) for r in ranks] or [(endpoint.boot_started_at_ms, endpoint.boot)]
-    )
-    rates = rates_of(ranks, stamp.now_ms)
-    rings = [ring for of, ring in value.rings if of in ("", boot)] if value is not None else []
-    return InstanceRow(
-        as_of_ms=stamp.now_ms,
-        valid_for_ms=ROW_VALID_MS,
+    now_ms = stamp.now_ms
+    ranks = current_ranks(endpoint, live)
+    started, boot = endpoint.boot_started_at_ms, endpoint.boot
+    if ranks:
+        started, boot = ranks[0].boot_started_at_ms, ranks[0].boot
+    windows: list[Any]
+    rates: dict[str, tuple[float, float]] = {}
+    late = 0
+    if live is None:
+        windows = NO_WINDOWS.stats(now_ms)
+    else:
+        live.of_boots(("", boot))
+        windows = live.stats(now_ms)
+        rates = live.rates(ranks, now_ms) if ranks else {}
+        late = live.late
+    state = instance_state(endpoint, ranks, now_ms)
+    gauges = gauges_of(ranks, now_ms)
+    quiet = state in ("unknown", "unreachable") and not windows[-1].attempts
+    return _InstanceRow(
+        as_of_ms=now_ms,
+        valid_for_ms=QUIET_VALID_MS if quiet else ROW_VALID_MS,
         epoch=stamp.epoch,
         version=stamp.version,
         instance=endpoint.instance,
@@ -83,43 +105,51 @@ def instance_row(endpoint: Any, value: Value | None, stamp: Stamp) -> InstanceRo
         boot_started_at_ms=started,
         engine=endpoint.engine,
         region=endpoint.region,
-        pools=list(endpoint.pools),
-        state=instance_state(endpoint, ranks, stamp.now_ms),
-        sampled_at_ms=min((r.at_ms for r in ranks), default=None),
-        gauges=gauges_of(ranks, stamp.now_ms),
-        prefill_tokens_per_s=_difference(rates, "prompt_tokens_total", "prompt_tokens_cached_total"),
-        decode_tokens_per_s=_rate(rates, "generation_tokens_total"),
-        prefix_hit_ratio=_ratio(rates, "prefix_hits_tokens_total", "prefix_queries_tokens_total"),
-        preemptions_per_s=_rate(rates, "preemptions_total"),
-        windows=window_stats(rings, stamp.now_ms),
-        late_events=value.late if value is not None else 0,
+        pools=endpoint.pools,
+        state=state,
+        sampled_at_ms=min([r.at_ms for r in ranks], default=0) or None,
+        gauges=gauges,
+        prefill_tokens_per_s=_difference(rates, "prompt_tokens_total", "prompt_tokens_cached_total", now_ms),
+        decode_tokens_per_s=_rate(rates, "generation_tokens_total", now_ms),
+        prefix_hit_ratio=_ratio(rates, "prefix_hits_tokens_total", "prefix_queries_tokens_total", now_ms),
+        preemptions_per_s=_rate(rates, "preemptions_total", now_ms),
+        kv_used_tokens=_share(gauges.kv_usage_ratio, gauges.kv_capacity_tokens, of_used=True),
+        kv_free_tokens=_share(gauges.kv_usage_ratio, gauges.kv_capacity_tokens, of_used=False),
+        quarantined=live is not None and live.quarantined(now_ms) is not None,
+        windows=windows,
+        late_events=late,
     )
 
 
-def _rate(rates: dict[str, tuple[float, float]], name: str) -> Reading:
-    return reading_of(*rates.get(name, (None, None)))
-
-
-def _difference(rates: dict[str, tuple[float, float]], name: str, less: str) -> Reading:
-    rate, age_ms = rates.get(name, (None, None))
-    if rate is None:
+def _share(usage: Any, capacity: Any, *, of_used: bool) -> Any:
+    """Tokens used or free, as old and as good as the worse of its two readings."""
+    if usage.value is None or capacity.value is None:
         return UNKNOWN
-    return reading_of(max(0.0, rate - rates.get(less, (0.0, 0.0))[0]), age_ms)
+    share = usage.value if of_used else 1.0 - usage.value
+    return reading_of(share * capacity.value, max(usage.age_ms or 0.0, capacity.age_ms or 0.0))
 
 
-def _ratio(rates: dict[str, tuple[float, float]], part: str, whole: str) -> Reading:
+Rates = dict[str, tuple[float, float]]
+"""Each counter's rate and the time of its newest sample."""
+
+
+def _rate(rates: Rates, name: str, now_ms: int) -> Any:
+    found = rates.get(name)
+    return UNKNOWN if found is None else reading_of(found[0], now_ms - found[1])
+
+
+def _difference(rates: Rates, name: str, less: str, now_ms: int) -> Any:
+    found = rates.get(name)
+    if found is None:
+        return UNKNOWN
+    return reading_of(max(0.0, found[0] - rates.get(less, (0.0, 0.0))[0]), now_ms - found[1])
+
+
+def _ratio(rates: Rates, part: str, whole: str, now_ms: int) -> Any:
     hits, queries = rates.get(part), rates.get(whole)
     if hits is None or queries is None or queries[0] <= 0:
         return UNKNOWN
-    return reading_of(min(1.0, hits[0] / queries[0]), queries[1])
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One instance as its region counts it. ``row`` is None where it is no longer registered there."""
-
-    row: InstanceRow | None
-    value: Value | None
+    return reading_of(min(1.0, hits[0] / queries[0]), now_ms - queries[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,40 +161,91 @@ class Grants:
     exposed_work_tokens: float
 
 
-def region_row(
-    region: str,
-    pool: str,
-    members: Sequence[Member],
-    shed: Value | None,
-    grants: Grants | None,
-    stamp: Stamp,
-) -> RegionRow:
-    """The row of one region and pool: only members whose registry row lists exactly this pool are known.
+@dataclass(frozen=True, slots=True)
+class Members:
+    """What a region and pool's instances come to: only those whose registry row lists exactly this pool.
 
     Readings are sums (the KV usage: a mean) over members that are ready or degraded, of the readings known
-    among them; unknown only where none is, and as old and as good as the worst of those that count. Windows
-    merge all boots of all instances, gone ones too, and the outcomes that no instance saw.
+    among them; unknown only where none is, and as old and as good as the worst of those that count.
     """
-    registered = [member.row for member in members if member.row is not None]
-    serving = [row for row in registered if row.state in ("ready", "degraded")]
-    rings: list[Rings] = [ring for m in members if m.value is not None for _, ring in m.value.rings]
-    if shed is not None:
-        rings += [ring for _, ring in shed.rings]
+
+    states: list[InstanceState]
+    readings: dict[str, Any]
+    knee_tokens_per_s: Any = UNKNOWN
+
+    @property
+    def ready(self) -> int:
+        """How many are ready."""
+        return self.states.count("ready")
+
+
+def members_of(rows: Sequence[Any], knees: Mapping[str, float | None] | None = None) -> Members:
+    """Sum the instance rows of one region and pool. ``knees``: ``Live.knee_tokens_per_s`` by instance."""
+    serving = [row for row in rows if row.state in ("ready", "degraded")]
+    return Members(
+        [row.state for row in rows],
+        {
+            "requests_running": _sum([row.gauges.requests_running for row in serving]),
+            "requests_waiting": _sum([row.gauges.requests_waiting for row in serving]),
+            "kv_usage_ratio": _sum([row.gauges.kv_usage_ratio for row in serving], mean=True),
+            "prefill_tokens_per_s": _sum([row.prefill_tokens_per_s for row in serving]),
+            "decode_tokens_per_s": _sum([row.decode_tokens_per_s for row in serving]),
+            "kv_used_tokens": _sum([row.kv_used_tokens for row in serving]),
+            "kv_free_tokens": _sum([row.kv_free_tokens for row in serving]),
+            "staleness_ms": _fresh(
+                max([row.as_of_ms - row.sampled_at_ms for row in serving if row.sampled_at_ms], default=None)
+            ),
+        },
+        _knee([knees.get(row.instance) for row in serving] if knees is not None else []),
+    )
+
+
+def _knee(rates: Sequence[float | None]) -> Any:
+    """The sum over instances, or unknown where any has not been seen at its knee: a part would understate."""
+    known = [rate for rate in rates if rate is not None]
+    return _fresh(sum(known)) if known and len(known) == len(rates) else UNKNOWN
+
+
+def _scaled(reading: Any, factor: float) -> Any:
+    return UNKNOWN if reading.value is None else reading_of(reading.value * factor, reading.age_ms or 0.0)
+
+
+def predicted_wait(waiting: Any, decode_tokens_per_s: Any, minute: Any) -> Any:
+    """How long the requests that wait will take to be served, in ms: unknown where any part of it is.
+
+    ``minute`` is the minute's window: its mean of output tokens an attempt stands for those of the next ones.
+    """
+    if waiting.value is None:
+        return UNKNOWN
+    if waiting.value == 0:
+        return waiting
+    rate = decode_tokens_per_s.value
+    if not rate or not minute.attempts or not minute.output_tokens:
+        return UNKNOWN
+    wait_ms = waiting.value * minute.output_tokens / minute.attempts / rate * 1000.0
+    return reading_of(wait_ms, max(waiting.age_ms or 0.0, decode_tokens_per_s.age_ms or 0.0))
+
+
+def region_row(
+    region: str, pool: str, members: Members, live: Live | None, grants: Grants | None, stamp: Stamp
+) -> Any:
+    """The row of one region and pool (a struct of schemas.tables.RegionRow).
+
+    ``live`` is the region's own key: windows over all outcomes there, of whatever boot or instance, gone ones
+    and those that reached none included.
+    """
     capped = grants is not None and grants.cap_work_tokens is not None
-    return RegionRow(
+    windows = (live if live is not None else NO_WINDOWS).stats(stamp.now_ms)
+    readings = members.readings
+    return _RegionRow(
         as_of_ms=stamp.now_ms,
         valid_for_ms=ROW_VALID_MS,
         epoch=stamp.epoch,
         version=stamp.version,
         region=region,
         pool=pool,
-        ready_endpoints=sum(row.state == "ready" for row in registered),
-        known_endpoints=len(registered),
-        requests_running=_sum(row.gauges.requests_running for row in serving),
-        requests_waiting=_sum(row.gauges.requests_waiting for row in serving),
-        kv_usage_ratio=_sum((row.gauges.kv_usage_ratio for row in serving), mean=True),
-        prefill_tokens_per_s=_sum(row.prefill_tokens_per_s for row in serving),
-        decode_tokens_per_s=_sum(row.decode_tokens_per_s for row in serving),
+        ready_endpoints=members.ready,
+        known_endpoints=len(members.states),
         cap_work_tokens=_fresh(grants.cap_work_tokens if grants else None),
         leased_work_tokens=_fresh(grants.leased_work_tokens if grants and capped else None),
         headroom_work_tokens=_fresh(
@@ -172,23 +253,32 @@ def region_row(
             if grants is not None and grants.cap_work_tokens is not None
             else None
         ),
-        windows=window_stats(rings, stamp.now_ms),
+        knee_tokens_per_s=members.knee_tokens_per_s,
+        ceiling_tokens_per_s=_scaled(members.knee_tokens_per_s, CEILING),
+        predicted_wait_ms=predicted_wait(
+            readings["requests_waiting"], readings["decode_tokens_per_s"], windows[1]
+        ),
+        windows=windows,
+        **readings,
     )
 
 
-def _fresh(value: float | None) -> Reading:
-    return UNKNOWN if value is None else Reading(value=value, quality="fresh", age_ms=0.0)
+NO_WINDOWS = Live()
+
+
+def _fresh(value: float | None) -> Any:
+    return UNKNOWN if value is None else reading_of(value, 0.0)
 
 
 _WORSE: dict[Quality, int] = {"fresh": 0, "stale": 1, "unknown": 2}
 
 
-def _sum(readings: Iterable[Reading], *, mean: bool = False) -> Reading:
+def _sum(readings: Iterable[Any], *, mean: bool = False) -> Any:
     known = [reading for reading in readings if reading.value is not None]
     if not known:
         return UNKNOWN
-    total = sum(reading.value for reading in known if reading.value is not None)
-    return Reading(
+    total = sum(reading.value for reading in known)
+    return type(UNKNOWN)(
         value=total / len(known) if mean else total,
         quality=max((reading.quality for reading in known), key=_WORSE.__getitem__),
         age_ms=max(reading.age_ms or 0.0 for reading in known),

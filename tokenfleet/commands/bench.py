@@ -14,6 +14,7 @@ def register(app: typer.Typer) -> None:
     group.callback()(_group)
     group.command("envelopes")(envelopes)
     group.command("sim")(sim)
+    group.command("streams")(streams)
     group.command("source")(source)
     app.add_typer(group, name="bench")
 
@@ -137,6 +138,76 @@ def source(
     made.add_row("dropped events", f"{figures['events_dropped']}")
     console = Console()
     console.print(made)
+    _finish(console, machine(), figures, json_file)
+
+
+def streams(
+    peers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PYTHON",
+            help="The Python of an environment with bench/requirements-peers.txt; without it this app alone.",
+        ),
+    ] = None,
+    events: Annotated[
+        int, typer.Option(min=0, help="Backlog to catch up on; slow peers get a part. 0 leaves it out.")
+    ] = 1_000_000,
+    steady_seconds: Annotated[
+        float, typer.Option(min=0.0, help="Seconds at a steady rate, for freshness; 0 leaves it out.")
+    ] = 20.0,
+    rate: Annotated[int, typer.Option(min=1, help="Events a second of the steady part.")] = 50_000,
+    instances: Annotated[
+        int, typer.Option(min=0, help="Instances that report each second in the table; 0 leaves it out.")
+    ] = 0,
+    quiet: Annotated[int, typer.Option(min=0, help="Instances of the table that report nothing.")] = 45_000,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to FILE.")
+    ] = None,
+) -> None:
+    """The streams app against a naive Faust agent, quixstreams and bytewax on real Kafka."""
+    from rich.console import Console
+    from rich.table import Table
+
+    try:
+        from bench.machine import machine
+        from bench.streams import run as benchmark
+    except ModuleNotFoundError:
+        Console(stderr=True).print("[red]error:[/] Benchmarks are in the repository, not in the package.")
+        raise typer.Exit(1) from None
+    if peers is not None and not peers.exists():
+        Console(stderr=True).print(f"[red]error:[/] There is no Python at {peers}.")
+        raise typer.Exit(1)
+    from infra.errors import StackError
+
+    try:
+        # absolute, but not resolved: a venv's python is a link, and what it links to lacks the packages
+        python = peers.absolute() if peers is not None else None
+        figures = benchmark.run(python, events, steady_seconds, rate, instances, quiet)
+    except (RuntimeError, StackError) as error:
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    console = Console()
+    if events:
+        made = Table("events per CPU-second", title="Catching up", title_justify="left")
+        made.add_column("1 event a record", justify="right")
+        made.add_column("50 a record", justify="right")
+        for name, rates in figures["events_per_cpu_s"].items():
+            made.add_row(name, *(f"{rates[case]:,.0f}" for case in ("1", "50")))
+        console.print(made)
+    if "steady" in figures:
+        made = Table("steady", "events/s", title="Append to published row", title_justify="left")
+        for column in ("p50 ms", "p99 ms", "cores", "memory MB"):
+            made.add_column(column, justify="right")
+        for name, found in figures["steady"].items():
+            memory = " to ".join(str(size) for size in found["rss_mb"])
+            figures_of = (found["p50_ms"], found["p99_ms"], found["cores"], memory)
+            made.add_row(name, f"{found['events_per_s']:,}", *(str(figure) for figure in figures_of))
+        console.print(made)
+    if "table" in figures:
+        made = Table("live table", "", title_justify="left")
+        for name, value in figures["table"].items():
+            made.add_row(name, f"{value:,}")
+        console.print(made)
     _finish(console, machine(), figures, json_file)
 
 

@@ -39,6 +39,9 @@ def streams(
     lost_after_ms: Annotated[
         float, typer.Option(min=0, help="A decision is lost so long after its deadline, in ms.")
     ] = 30_000.0,
+    closing: Annotated[
+        bool, typer.Option("--closing/--no-closing", help="Close decisions that nobody else will.")
+    ] = True,
     router_silent_ms: Annotated[
         float, typer.Option(min=1_000, help="A router is dead after so much silence, in ms.")
     ] = 15_000.0,
@@ -51,6 +54,7 @@ def streams(
     from minds.closing import ClosingTerms
     from schemas.base import Name
     from streams.options import StreamsOptions
+    from streams.rebuild import GroupInUse
     from transport.errors import BrokerUnavailable
 
     for option, value in (("--worker-id", worker_id), ("--app-id", app_id)):
@@ -67,11 +71,12 @@ def streams(
         app_id=app_id,
         flush_ms=flush_ms,
         broker_timeout_s=broker_timeout_s,
+        close_decisions=closing,
         closing=ClosingTerms(horizon_ms=lost_after_ms, silent_ms=router_silent_ms),
     )
     try:
         asyncio.run(_run(options))
-    except BrokerUnavailable as error:
+    except (BrokerUnavailable, GroupInUse) as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"The worker can't start on {host}:{port} with {data}: {error.strerror or error}.")

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from minds.capacity.folds import Value
+from minds.capacity.folds import State, Total
+from minds.capacity.live import Live
 from minds.capacity.registers import RankRegister, register_of
-from minds.capacity.rows import Grants, Member, Stamp, has_left, instance_row, region_row
+from minds.capacity.rows import Grants, Stamp, has_left, instance_row, members_of, region_row
 from minds.windows import Rings, add_slots, count_outcome
 from schemas.endpoints import EndpointRow
+from schemas.fastpath import encode
 from schemas.readings import EngineGauges, Reading
-from schemas.tables import InstanceRow
+from schemas.tables import InstanceRow, RegionRow
 from schemas.telemetry import Telemetry
 
 T0 = 1_796_000_000_000
@@ -56,8 +58,9 @@ def register(
     )
 
 
-def value(*registers: RankRegister, rings: dict[str, Rings] | None = None) -> Value:
-    return Value(list((rings or {}).items()), dict(enumerate(registers)), 0, T0, "eu")
+def value(*registers: RankRegister, rings: dict[str, Rings] | None = None) -> Live:
+    total = Total(mark_ms=T0, rings=rings or {}, ranks=dict(enumerate(registers)))
+    return Live(State(closed=total))
 
 
 def rings(attempts: int) -> Rings:
@@ -93,7 +96,7 @@ def rings(attempts: int) -> Rings:
         (endpoint(), value(register(T0), register(T0 - 4_000)), "degraded"),
     ],
 )
-def test_state(row: EndpointRow, seen: Value | None, state: str) -> None:
+def test_state(row: EndpointRow, seen: Live | None, state: str) -> None:
     assert instance_row(row, seen, STAMP).state == state
 
 
@@ -105,28 +108,29 @@ def test_only_the_current_boot_counts_and_a_boot_that_nobody_named() -> None:
     assert instance_row(endpoint(), None, STAMP).gauges.requests_running.value is None
 
 
-def member(at_ms: int, running: float | None = 3.0, **changes: Any) -> Member:
-    seen = value(register(at_ms, running=running), rings={"b0": rings(2)})
-    return Member(instance_row(endpoint(**changes), seen, STAMP), seen)
+def member(at_ms: int, running: float | None = 3.0, **changes: Any) -> Any:
+    return instance_row(endpoint(**changes), value(register(at_ms, running=running)), STAMP)
 
 
 def test_a_region_sums_what_is_known_of_those_that_serve() -> None:
-    members = [
-        member(T0 - 100),
-        member(T0 - 4_000, instance="i-2"),
-        member(T0 - 100, None, instance="i-3"),
-        member(T0 - 60_000, instance="i-4"),
-        Member(None, value(rings={"b0": rings(5)})),
-    ]
-    row = region_row("eu", POOL, members, value(rings={"": rings(1)}), Grants(100.0, 60.0, 70.0), STAMP)
+    members = members_of(
+        [
+            member(T0 - 100),
+            member(T0 - 4_000, instance="i-2"),
+            member(T0 - 100, None, instance="i-3"),
+            member(T0 - 60_000, instance="i-4"),
+        ]
+    )
+    row = region_row("eu", POOL, members, value(rings={"": rings(5)}), Grants(100.0, 60.0, 70.0), STAMP)
     assert (row.ready_endpoints, row.known_endpoints) == (2, 4)
     assert (row.requests_running.value, row.requests_running.quality) == (6.0, "stale")
-    assert row.windows[0].attempts == 2 * 4 + 5 + 1
+    assert row.windows[0].attempts == 5
     assert (row.cap_work_tokens.value, row.headroom_work_tokens.value) == (100.0, 30.0)
 
 
 def test_unknown_where_nothing_is_known_and_no_cap_is_no_figure() -> None:
-    row = region_row("eu", POOL, [member(T0 - 60_000)], None, Grants(None, 0.0, 0.0), STAMP)
+    members = members_of([member(T0 - 60_000)])
+    row = region_row("eu", POOL, members, None, Grants(None, 0.0, 0.0), STAMP)
     assert (row.ready_endpoints, row.known_endpoints) == (0, 1)
     assert row.requests_running.value is None
     assert row.cap_work_tokens.quality == "unknown"
@@ -140,6 +144,10 @@ def test_a_silent_instance_leaves_only_when_the_registry_is_silent_too() -> None
     assert not has_left(endpoint(as_of_ms=T0 - 90_000), value(register(T0)), T0)
 
 
-def test_rows_round_trip() -> None:
+def test_rows_are_what_the_contract_says() -> None:
     row = instance_row(endpoint(), value(register(T0), rings={"b0": rings(1)}), STAMP)
-    assert InstanceRow.model_validate_json(row.model_dump_json()) == row
+    read = InstanceRow.model_validate_json(encode(row))
+    assert (read.instance, read.state, read.windows[0].attempts) == ("i-1", "ready", 1)
+    assert read.gauges.requests_running.value == 3.0
+    region = region_row("eu", POOL, members_of([row]), None, Grants(1.0, 2.0, 3.0), STAMP)
+    assert RegionRow.model_validate_json(encode(region)).ready_endpoints == 1

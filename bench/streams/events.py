@@ -1,0 +1,122 @@
+"""The bytes that every arm is fed, and the plain loop that their results are checked against."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+KEYS = 500
+PARTITIONS = 4
+SINGLE_HEADER = ("schema", b"outcome/1")
+BATCH_HEADER = ("schema", b"outcome.batch/1")
+
+
+def instance_of(key: int) -> str:
+    """The name of a key."""
+    return f"i{key:04d}"
+
+
+def pool_of(key: int) -> str:
+    """Its pool."""
+    return f"m{key % 8}@v1"
+
+
+def partition_of_key(key: int) -> int:
+    """Events of one key are in one partition: the peers need that, this app does not."""
+    return key % PARTITIONS
+
+
+@dataclass
+class Loop:
+    """The plain loop: ``(count, ok, tokens)`` after each event of each key, and each event's time."""
+
+    after: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
+    at_ms: dict[str, list[int]] = field(default_factory=dict)
+
+    def take(self, instance: str, ok: bool, tokens: int, at_ms: int) -> None:
+        """Count one event."""
+        steps = self.after.setdefault(instance, [(0, 0, 0)])
+        n, oks, total = steps[-1]
+        steps.append((n + 1, oks + ok, total + tokens))
+        self.at_ms.setdefault(instance, []).append(at_ms)
+
+    @property
+    def events(self) -> int:
+        """How many there were."""
+        return sum(len(steps) - 1 for steps in self.after.values())
+
+    def agrees(self, instance: str, n: int, ok: int, tokens: int) -> bool:
+        """Whether a row is what the loop had after ``n`` events of the key."""
+        steps = self.after.get(instance, [(0, 0, 0)])
+        return n < len(steps) and steps[n] == (n, ok, tokens)
+
+
+class Stream:
+    """A seeded stream of outcomes; with ``full`` as long as our own routers write them (650 bytes)."""
+
+    def __init__(self, seed: int, *, full: bool = False) -> None:
+        self._rng = random.Random(seed)
+        self._full = full
+        self.loop = Loop()
+        self._number = 0
+
+    def event(self, key: int, at_ms: int) -> bytes:
+        """One outcome of this key as JSON, counted in the loop."""
+        rng = self._rng
+        ok = rng.random() < 0.97
+        tokens = rng.randrange(1, 500)
+        self.loop.take(instance_of(key), ok, tokens, at_ms)
+        self._number += 1
+        cause, within = (b"ok", b"true") if ok else (b"timeout", b"false")
+        figures = (
+            b'"pool":"%s","entry_region":"eu","region":"eu","instance":"%s","instance_boot":"b0",'
+            b'"cause":"%s","at_ms":%d,"ttft_ms":%.1f,"tpot_ms":%.2f,"output_tokens":%d,"within_slo":%s'
+        ) % (
+            pool_of(key).encode(),
+            instance_of(key).encode(),
+            cause,
+            at_ms,
+            rng.lognormvariate(5.0, 0.5),
+            rng.lognormvariate(3.0, 0.2),
+            tokens,
+            within,
+        )
+        if not self._full:
+            return b"{" + figures + b"}"
+        return (
+            b'{"decision_id":"router-0-19f3c2a1-%06d","intent_id":"intent-%06d","intent_inferred":false,'
+            b'"attempt":1,"router":"router-0","router_boot":"19f3c2a1","tenant":"public",'
+            b'"service_class":"interactive",%s,"status":200,"intent_started_at_ms":%d,"started_at_ms":%d,'
+            b'"first_token_at_ms":%d,"e2e_ms":3000.0,"prompt_tokens":1155,"ttft_slo_ms":2000.0,'
+            b'"tpot_slo_ms":60.0,"deadline_at_ms":%d,"work_tokens":420.0}'
+        ) % (self._number, self._number, figures, at_ms, at_ms, at_ms, at_ms)
+
+    def records(self, events: int, batch: int, first_ms: int, span_ms: int) -> Iterator[tuple[int, bytes]]:
+        """``(partition, value)``: events of random keys whose times rise over the span."""
+        waiting: dict[int, list[bytes]] = {number: [] for number in range(PARTITIONS)}
+        seq = 0
+        for number in range(events):
+            key = self._rng.randrange(KEYS)
+            value = self.event(key, first_ms + number * span_ms // events)
+            partition = partition_of_key(key)
+            if batch == 1:
+                yield partition, value
+                continue
+            waiting[partition].append(value)
+            if len(waiting[partition]) == batch:
+                yield partition, self.envelope(partition, seq, first_ms, waiting[partition])
+                waiting[partition], seq = [], seq + 1
+        for partition, values in waiting.items():
+            if values:
+                yield partition, self.envelope(partition, seq, first_ms, values)
+
+    @staticmethod
+    def envelope(partition: int, seq: int, sent_at_ms: int, values: list[bytes]) -> bytes:
+        """Several events of one producer as one record."""
+        head = b'{"producer":"r%d","boot":"b","seq":%d,"sent_at_ms":%d,"events":[' % (
+            partition,
+            seq,
+            sent_at_ms,
+        )
+        return head + b",".join(values) + b"]}"

@@ -1,0 +1,87 @@
+"""Rows out in the broker's own batches, and the keys that a predecessor left on a partition."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from minds.rows import tombstone_headers
+from schemas.codec import headers_for
+from schemas.fastpath import encode
+from schemas.operations import CLAIM_KEY
+from schemas.topics import Topic
+from streams.record_batches import fetch_batches
+
+
+class RowBatches:
+    """Collects rows by topic and partition; ``send`` writes them. About 1 us a row instead of 8."""
+
+    def __init__(self, producer: AIOKafkaProducer) -> None:
+        self._producer = producer
+        self._open: dict[tuple[str, int], Any] = {}
+        self._full: list[tuple[str, int, Any]] = []
+        self._headers: dict[str, list[tuple[str, bytes]]] = {}
+        self.waiting = 0
+
+    def put(self, topic: Topic, partition: int, key: str, row: Any) -> None:
+        """Add a row: a struct of the topic's model."""
+        headers = self._headers.get(topic.name)
+        if headers is None:
+            headers = self._headers[topic.name] = headers_for(topic.model)
+        self._append(topic, partition, key, encode(row), headers)
+
+    def remove(self, topic: Topic, partition: int, key: str, epoch: int, version: int) -> None:
+        """Add a tombstone."""
+        self._append(topic, partition, key, None, tombstone_headers(epoch, version))
+
+    def _append(self, topic: Topic, partition: int, key: str, value: bytes | None, headers: Any) -> None:
+        at = (topic.name, partition)
+        batch = self._open.get(at)
+        if batch is None:
+            batch = self._open[at] = self._producer.create_batch()
+        name = key.encode()
+        if batch.append(key=name, value=value, timestamp=None, headers=headers) is None:
+            self._full.append((topic.name, partition, batch))
+            batch = self._open[at] = self._producer.create_batch()
+            if batch.append(key=name, value=value, timestamp=None, headers=headers) is None:
+                raise ValueError(f"The row {key!r} of {topic.name} is larger than a record may be.")
+        self.waiting += 1
+
+    async def send(self) -> None:
+        """Write all and wait until the broker has them. Raises KafkaError; what was collected is gone."""
+        ready = [
+            *self._full,
+            *((topic, partition, batch) for (topic, partition), batch in self._open.items()),
+        ]
+        self._open, self._full, self.waiting = {}, [], 0
+        sent = [await self._producer.send_batch(batch, topic, partition=at) for topic, at, batch in ready]
+        if sent:
+            await asyncio.gather(*sent)
+
+
+async def keys_before(bootstrap: str, topic: Topic, partition: int, claim: int) -> set[str]:
+    """The keys of a partition that have a row, read from its start up to the claim at this offset."""
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, enable_auto_commit=False, max_partition_fetch_bytes=4 * 1024 * 1024
+    )
+    tp = TopicPartition(topic.name, partition)
+    found: set[str] = set()
+    await consumer.start()
+    try:
+        consumer.assign([tp])
+        await consumer.seek_to_beginning(tp)
+        while await consumer.position(tp) < claim:
+            for batch in await fetch_batches(consumer, 0.2):
+                for record in batch.records:
+                    key = (record.key or b"").decode("utf-8", "replace")
+                    if key == CLAIM_KEY or record.offset >= claim:
+                        continue
+                    if record.value is None:
+                        found.discard(key)
+                    else:
+                        found.add(key)
+        return found
+    finally:
+        await consumer.stop()
