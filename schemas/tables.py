@@ -61,8 +61,8 @@ class RegionRow(Row):
     )
     knee_tokens_per_s: Reading = Field(
         default=UNKNOWN,
-        description="Service rate at the knee: the most that instances that serve have decoded while requests "
-        "waited, in their boots; unknown until each of them was seen so.",
+        description="Service rate at the knee: the most that instances that serve have decoded while "
+        "requests waited, in their boots; unknown until each of them was seen so.",
     )
     ceiling_tokens_per_s: Reading = Field(default=UNKNOWN, description="0.85 of the knee.")
     predicted_wait_ms: Reading = Field(
