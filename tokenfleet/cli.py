@@ -20,6 +20,7 @@ COMMANDS = (
     "dead",
     "schemas",
     "bench",
+    "sim",
     "doctor",
 )
 

@@ -36,6 +36,7 @@ class Attempt:
         "intent",
         "live",
         "patience_ms",
+        "prefilled",
         "replica",
         "router",
         "sequence",
@@ -58,4 +59,5 @@ class Attempt:
         self.replica = -1
         self.boot = -1
         self.dispatch: Dispatch | None = None
+        self.prefilled = False  # the router has seen the first token, or the end
         self.sequence: Sequence | None = None

@@ -64,10 +64,6 @@ class Router:
         self.held: dict[int, Attempt] = {}
 
 
-def _nobody(spec: IntentSpec, ended_ms: float) -> None:
-    """Until someone wants to know of ends."""
-
-
 class RequestFlow:
     """Moves attempts along; it is the listener of all instances."""
 
@@ -75,7 +71,7 @@ class RequestFlow:
         self, events: EventQueue, network: Network, recorder: Recorder, clients: ClientOptions, seed: int
     ) -> None:
         self.refusals: Counter[str] = Counter()
-        self.on_closed: Callable[[IntentSpec, float], None] = _nobody
+        self.on_closed: Callable[[IntentSpec, float], None] = lambda spec, ended_ms: None
         self._events = events
         self._network = network
         self._recorder = recorder
@@ -90,6 +86,7 @@ class RequestFlow:
         self._routable: list[Ints] = []
         self._inside: list[int] = []  # attempts in a replica, or on the way to it
         self._log_delay_ms = 0.0
+        self.frontend = True  # whether engines' front ends take their time
 
     def connect(
         self,
@@ -256,7 +253,8 @@ class RequestFlow:
         link = self._links[view.entry_region][replica.region]
         if link.egress_price_per_gb:
             self._recorder.price(view.number, link.price(tokens))
-        self._events.at(now_ms + link.one_way_ms(tokens) + frontend_ms(tokens), self._submit, attempt)
+        front_ms = frontend_ms(tokens) if self.frontend else 0.0
+        self._events.at(now_ms + link.one_way_ms(tokens) + front_ms, self._submit, attempt)
 
     def _refuse(self, now_ms: float, attempt: Attempt, refusal: Refusal) -> None:
         self.refusals[refusal.rule] += 1
@@ -285,7 +283,24 @@ class RequestFlow:
     def first_token(self, sequence: EngineSequence, now_ms: float) -> None:
         """An engine sampled an attempt's first token."""
         attempt: Attempt = sequence.owner
-        attempt.first_ms = now_ms + self._way_back_ms(attempt)
+        first_ms = attempt.first_ms = now_ms + self._way_back_ms(attempt)
+        if first_ms > now_ms:
+            self._events.at(first_ms, self._prefilled, attempt)
+        else:
+            self._prefilled(now_ms, attempt)
+
+    def _prefilled(self, now_ms: float, attempt: Attempt) -> None:
+        """The router sees the first token, or the end, of an attempt; the others learn of it by the log."""
+        dispatch = attempt.dispatch
+        if dispatch is None or attempt.prefilled:
+            return
+        attempt.prefilled = True
+        router = self._routers[attempt.router]
+        router.signals.prefilled(dispatch)
+        if len(self._routers) > 1:
+            for other in self._routers:
+                if other is not router:
+                    other.signals.told(now_ms + self._log_delay_ms, dispatch, prefilled=True)
 
     def finished(self, sequence: EngineSequence, now_ms: float) -> None:
         """An engine sampled an attempt's last token."""
@@ -371,6 +386,7 @@ class RequestFlow:
         sequence = attempt.sequence
         if attempt.dispatch is not None:
             router.signals.ended(now_ms, attempt.dispatch)
+            self._prefilled(now_ms, attempt)
         if end == "failed" and sequence is not None:
             self._waste(attempt, sequence.generated_tokens)
         seen = attempt.first_ms if attempt.first_ms is not None and attempt.first_ms <= now_ms else None
@@ -379,6 +395,7 @@ class RequestFlow:
             end,
             attempt.replica if attempt.dispatch is not None else None,
             attempt.start_ms,
+            now_ms if attempt.dispatch is None else attempt.dispatch.sent_ms,
             now_ms,
             None if seen is None else seen - attempt.start_ms,
             None if seen is None or tokens < 2 else (now_ms - seen) / (tokens - 1),

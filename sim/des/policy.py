@@ -53,12 +53,14 @@ class OutcomeView:
     """What a router knows of an attempt that ended: the engine's own usage report and the clock.
 
     ``end`` is ok, timeout, cancelled, failed or shed. ``output_tokens`` are those that were generated.
-    ``instance`` is None where it was sent to none. ``ttft_ms`` counts from this attempt's start.
+    ``instance`` is None where it was sent to none. ``ttft_ms`` counts from this attempt's start,
+    ``dispatched_ms`` is when it was sent (the end of the attempt where it wasn't).
     """
 
     end: str
     instance: int | None
     started_ms: float
+    dispatched_ms: float
     ended_ms: float
     ttft_ms: float | None
     tpot_ms: float | None

@@ -31,26 +31,30 @@ class SignalOptions:
     """How readings come to the routers.
 
     Every ``sample_every_ms`` all engines are read; a reading is lost with probability ``loss``, its figures
-    are multiplied by ``exp(relative_error * N(0, 1))``, and it is seen ``delay_ms`` after it was taken. What
-    one router does is seen by the others ``log_delay_ms`` later; that an instance came up or went away is
-    seen by all ``registry_delay_ms`` later.
+    are multiplied by ``exp(relative_error * N(0, 1))``, each is missing (NaN: unknown) with probability
+    ``missing``, and it is seen ``delay_ms`` after it was taken. Its time stamp is off by
+    ``skew_ms * N(0, 1)``, a constant of each engine. What one router does is seen by the others
+    ``log_delay_ms`` later; that an instance came up or went away is seen by all ``registry_delay_ms`` later.
     """
 
     sample_every_ms: float = 250.0
     delay_ms: float = 50.0
     loss: float = 0.0
     relative_error: float = 0.0
+    missing: float = 0.0
+    skew_ms: float = 0.0
     log_delay_ms: float = 50.0
     registry_delay_ms: float = 1_000.0
 
     def __post_init__(self) -> None:
         if not self.sample_every_ms > 0:
             raise ValueError(f"Engines must be sampled every so many ms above 0, not {self.sample_every_ms}.")
-        for name in ("delay_ms", "relative_error", "log_delay_ms", "registry_delay_ms"):
+        for name in ("delay_ms", "relative_error", "skew_ms", "log_delay_ms", "registry_delay_ms"):
             if not 0 <= getattr(self, name) < inf:
                 raise ValueError(f"{name} must be a finite number >= 0, not {getattr(self, name)}.")
-        if not 0 <= self.loss <= 1:
-            raise ValueError(f"The share of lost samples must lie in 0..1, not {self.loss}.")
+        for name in ("loss", "missing"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"The share {name} must lie in 0..1, not {getattr(self, name)}.")
 
 
 class SignalBoard:
@@ -69,6 +73,9 @@ class SignalBoard:
         """Grows with every sample that is seen."""
         self._on_the_way: deque[tuple[float, float, Sequence[Reading | None]]] = deque()
         self._rng = np.random.default_rng([seed, 0x51])
+        self._skew_ms: Floats = options.skew_ms * np.random.default_rng([seed, 0x52]).standard_normal(
+            instances
+        )
 
     def take(self, now_ms: float, readings: Sequence[Reading | None]) -> None:
         """Sample all instances now; None where one doesn't answer."""
@@ -80,7 +87,8 @@ class SignalBoard:
         while arriving and arriving[0][0] <= now_ms:
             _, sampled_ms, readings = arriving.popleft()
             # Where nothing is lost or wrong, a sample that a newer one hides needn't be looked at.
-            exact = not (self.options.loss or self.options.relative_error) and None not in readings
+            options = self.options
+            exact = not (options.loss or options.relative_error or options.missing) and None not in readings
             if not (exact and arriving and arriving[0][0] <= now_ms and None not in arriving[0][2]):
                 self._see(sampled_ms, readings)
 
@@ -90,14 +98,16 @@ class SignalBoard:
         if self.options.relative_error > 0.0:
             values *= np.exp(self.options.relative_error * self._rng.standard_normal(values.shape))
             np.minimum(values[2], 1.0, out=values[2])
+        if self.options.missing > 0.0:
+            values[self._rng.random(values.shape) < self.options.missing] = np.nan
         if self.options.loss > 0.0 or None in readings:
             answered = np.array([reading is not None for reading in readings])
             answered &= self._rng.random(len(readings)) >= self.options.loss
             self.columns[:, answered] = values[:, answered]
-            self.sampled_ms[answered] = sampled_ms
+            self.sampled_ms[answered] = (sampled_ms + self._skew_ms)[answered]
         else:
             self.columns = values
-            self.sampled_ms.fill(sampled_ms)
+            self.sampled_ms = sampled_ms + self._skew_ms
         self._seen()
 
     def forget(self, instance: int) -> None:
@@ -112,15 +122,21 @@ class SignalBoard:
         self.generation += 1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Dispatch:
-    """One dispatch of a router. ``tokens`` are those of its prompt."""
+    """One dispatch of a router. ``tokens`` are those of its prompt.
+
+    ``uncached_tokens`` of them had to be computed, as the router guessed, with ``attention_ktok2`` squared
+    thousands of tokens of attention.
+    """
 
     instance: int
     sent_ms: float
     tokens: int
     own: bool
     ended: bool = False
+    uncached_tokens: float = 0.0
+    attention_ktok2: float = 0.0
 
 
 class RouterSignals:
@@ -128,7 +144,9 @@ class RouterSignals:
 
     ``own_sent`` and ``own_sent_tokens``: own requests in flight that the sample can't have seen;
     ``own_ended``: own ones that it saw, but that have ended since; ``logged_sent`` and its tokens: dispatches
-    of others since the sample, as far as the log has told.
+    of others since the sample, as far as the log has told. ``pending`` is the prefill that is under way or
+    waiting (uncached tokens, and squared thousands of tokens of attention): own dispatches until their first
+    token or end, which the router sees at once, and those of others as far as the log has told.
     """
 
     def __init__(self, board: SignalBoard, log: PlacementLog | None) -> None:
@@ -141,15 +159,25 @@ class RouterSignals:
         self.own_sent, self.own_sent_tokens, self.own_ended, self.logged_sent, self.logged_sent_tokens = (
             self.sent
         )
+        self.pending: Floats = np.zeros((2, count))
         self._generation = -1
         self._recent: deque[Dispatch] = deque()
         self._ended: deque[tuple[float, Dispatch]] = deque()
-        self._inbox: deque[tuple[float, Dispatch]] = deque()
+        self._inbox: deque[tuple[float, Dispatch, bool]] = deque()  # True: its prefill is over
+        self._pending: set[Dispatch] = set()
+        self._matched: tuple[tuple[int, ...], Ints] | None = None  # the last answer, until anything changes
         self._own_placed: deque[tuple[float, int, tuple[int, ...]]] = deque()  # not in the log yet
 
     def dispatched(self, now_ms: float, instance: int, tokens: int, blocks: tuple[int, ...]) -> Dispatch:
         """Own request sent now: known at once."""
-        dispatch = Dispatch(instance, now_ms, tokens, own=True)
+        cached = 0 if self.log is None or not blocks else int(self.matched_blocks(blocks)[instance]) * 512
+        uncached = float(max(1, tokens - cached))
+        attention = uncached * (tokens - 0.5 * uncached) * 1e-6
+        dispatch = Dispatch(
+            instance, now_ms, tokens, own=True, uncached_tokens=uncached, attention_ktok2=attention
+        )
+        self._begin(dispatch)
+        self._matched = None
         self.own_in_flight[instance] += 1.0
         self.own_sent[instance] += 1.0
         self.own_sent_tokens[instance] += tokens
@@ -174,10 +202,21 @@ class RouterSignals:
         self.correction[instance] -= 1.0
         self._ended.append((now_ms, dispatch))
 
-    def told(self, visible_ms: float, dispatch: Dispatch) -> None:
-        """Another router's dispatch, which the log will show at ``visible_ms``."""
-        other = Dispatch(dispatch.instance, dispatch.sent_ms, dispatch.tokens, own=False)
-        self._inbox.append((visible_ms, other))
+    def prefilled(self, dispatch: Dispatch) -> None:
+        """A dispatch's prefill is over: its first token came, or it ended. A second call changes nothing."""
+        if dispatch in self._pending:
+            self._pending.remove(dispatch)
+            self.pending[0, dispatch.instance] -= dispatch.uncached_tokens
+            self.pending[1, dispatch.instance] -= dispatch.attention_ktok2
+
+    def _begin(self, dispatch: Dispatch) -> None:
+        self._pending.add(dispatch)
+        self.pending[0, dispatch.instance] += dispatch.uncached_tokens
+        self.pending[1, dispatch.instance] += dispatch.attention_ktok2
+
+    def told(self, visible_ms: float, dispatch: Dispatch, prefilled: bool = False) -> None:
+        """Another router's dispatch (or that its prefill is over), which the log shows at ``visible_ms``."""
+        self._inbox.append((visible_ms, dispatch, prefilled))
 
     def forget(self, instance: int) -> None:
         """The instance's process is new: nothing of the old one is in it."""
@@ -186,15 +225,24 @@ class RouterSignals:
                 dispatch.ended = True
         self._generation = -1
         self._own_placed = deque(placed for placed in self._own_placed if placed[1] != instance)
+        self._matched = None
+        self._pending = {dispatch for dispatch in self._pending if dispatch.instance != instance}
+        self.pending[:, instance] = 0.0
 
     def refresh(self, now_ms: float) -> None:
         """Bring all columns up to what can be known now."""
         self.board.advance(now_ms)
         if self.board.generation != self._generation:
             self._recount(now_ms)
+        self._matched = None
         inbox = self._inbox
         while inbox and inbox[0][0] <= now_ms:
-            _, dispatch = inbox.popleft()
+            _, theirs, prefilled = inbox.popleft()
+            if prefilled:
+                self.prefilled(theirs)
+                continue
+            self._begin(theirs)
+            dispatch = Dispatch(theirs.instance, theirs.sent_ms, theirs.tokens, own=False)
             self._recent.append(dispatch)
             if dispatch.sent_ms > self.board.sampled_ms[dispatch.instance]:
                 self.logged_sent[dispatch.instance] += 1.0
@@ -212,6 +260,8 @@ class RouterSignals:
         """
         if self.log is None:
             raise RuntimeError("This run keeps no placements; set needs_prefix on the policy set.")
+        if self._matched is not None and self._matched[0] is blocks:
+            return self._matched[1]
         matched = self.log.index.matched_blocks(blocks)
         for _, instance, placed in self._own_placed:
             depth = 0
@@ -221,6 +271,7 @@ class RouterSignals:
                 depth += 1
             if depth > matched[instance]:
                 matched[instance] = depth
+        self._matched = (blocks, matched)
         return matched
 
     def _recount(self, now_ms: float) -> None:

@@ -32,12 +32,16 @@ from sim.workloads.plan import IntentSpec
 
 @dataclass(frozen=True)
 class FleetSpec:
-    """What there is: regions and links, engines, routers in every region, and how signals travel."""
+    """What there is: regions and links, engines, routers in every region, and how signals travel.
+
+    ``frontend``: count the engines' front end (:func:`sim.engine.step_model.frontend_ms`) into every TTFT.
+    """
 
     network: Network
     replicas: Sequence[ReplicaSpec]
     routers_per_region: int = 1
     signals: SignalOptions = field(default_factory=SignalOptions)
+    frontend: bool = True
 
     def __post_init__(self) -> None:
         if not self.replicas or self.routers_per_region < 1:
@@ -100,6 +104,7 @@ class Simulation:
         self._routable: list[Ints] = [self._listed_in(region) for region in range(len(network.regions))]
         self._routers = self._make_routers(policies, seed)
         self.flow.connect(self._routers, self.replicas, self._routable, fleet.signals.log_delay_ms)
+        self.flow.frontend = fleet.frontend
 
     def _replica(self, number: int, spec: ReplicaSpec, max_run_steps: int | None) -> Replica:
         instance = Instance(

@@ -128,11 +128,25 @@ class CandidatesView:
         at = self.instances
         estimate: Floats = signals.board.outstanding[at]
         estimate += signals.correction[at]
-        if self._now_ms - signals.board.oldest_ms > UNKNOWN_AFTER_MS:
-            unknown = self.age_ms > UNKNOWN_AFTER_MS
+        missing = np.isnan(estimate)
+        if self._now_ms - signals.board.oldest_ms > UNKNOWN_AFTER_MS or missing.any():
+            unknown = missing | (self.age_ms > UNKNOWN_AFTER_MS)
             estimate[unknown] = 0.0 if unknown.all() else float(estimate[~unknown].mean())
         np.maximum(estimate, signals.own_in_flight[at], out=estimate)
         return estimate
+
+    @property
+    def pending_prefill_tokens(self) -> Floats:
+        """Uncached prompt tokens, as guessed, of all dispatches whose first token hasn't come (own ones at
+        once, others' as the log tells)."""
+        column: Floats = self._signals.pending[0][self.instances]
+        return column
+
+    @property
+    def pending_attention_ktok2(self) -> Floats:
+        """Their attention work, in squared thousands of tokens."""
+        column: Floats = self._signals.pending[1][self.instances]
+        return column
 
     def matched_tokens(self, blocks: tuple[int, ...], block_tokens: int = 512) -> Floats:
         """Tokens of the prompt's blocks that each instance is *thought* to have cached.

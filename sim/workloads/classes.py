@@ -10,8 +10,9 @@ from dataclasses import dataclass
 class ClassProfile:
     """What one service class promises and how long its clients wait.
 
-    All times are milliseconds of workload time, counted from the start of the intent's first attempt.
-    `client_timeout_ms` bounds the wait for the *first token*; `deadline_ms` bounds the whole intent.
+    All times are milliseconds of workload time. The service levels and `deadline_ms`, which bounds the whole
+    intent, count from the start of its first attempt. `client_timeout_ms` bounds the wait for the *first
+    token* of each attempt anew: a client that gives up and comes again waits as long once more.
     `share` is the class's share of requests where the workload itself names no class.
     """
 

@@ -32,10 +32,10 @@ _UNTIMED_GAP_MS = 1_000.0  # between requests of a trace whose rows all bear the
 class IntentSpec:
     """One user request to be made, with what it was promised.
 
-    `at_ms` counts from the start of the run; `deadline_ms`, `client_timeout_ms` (wait for the first token),
-    `ttft_slo_ms` from the start of the intent's first attempt. `tpot_slo_ms` is ms per output token after
-    the first. `prefix_blocks` are the ids of the prompt's *full* 512-token blocks that others may share.
-    `residency` None: any region may serve it.
+    `at_ms` counts from the start of the run; `deadline_ms` and `ttft_slo_ms` from the start of the intent's
+    first attempt, `client_timeout_ms` (wait for the first token) from that of each attempt. `tpot_slo_ms` is
+    ms per output token after the first. `prefix_blocks` are the ids of the prompt's *full* 512-token blocks
+    that others may share. `residency` None: any region may serve it.
     """
 
     intent_id: str

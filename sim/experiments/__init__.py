@@ -1,0 +1,1 @@
+"""Experiments: arms x loads x seeds from one YAML file, run in processes, as Parquet and as a report."""

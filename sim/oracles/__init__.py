@@ -1,0 +1,1 @@
+"""What no policy can beat: bounds on latency and on goodput, from things that a router can't know."""
