@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to FILE.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -24,20 +31,13 @@ def _group() -> None:
 
 
 def envelopes(
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to FILE.")
-    ] = None,
+    json_file: _JsonFile = None,
 ) -> None:
     """Decoding outcomes: one event a record, and envelopes of 50."""
     from rich.console import Console
     from rich.table import Table
 
-    try:
-        from bench import envelopes as benchmark
-        from bench.machine import machine
-    except ModuleNotFoundError:
-        Console(stderr=True).print("[red]error:[/] Benchmarks are in the repository, not in the package.")
-        raise typer.Exit(1) from None
+    benchmark = _benchmark("envelopes")
     figures = benchmark.run()
     sizes = figures["record_bytes"]
     made = Table("events per CPU-second", title="Decoding outcomes", title_justify="left")
@@ -47,7 +47,7 @@ def envelopes(
         made.add_row(name, f"{rates['1']:,.0f}", f"{rates['50']:,.0f}")
     console = Console()
     console.print(made)
-    _finish(console, machine(), figures, json_file)
+    _finish(console, figures, json_file)
 
 
 def sim(
@@ -60,23 +60,15 @@ def sim(
     large_seconds: Annotated[
         float, typer.Option(min=0.0, help="Simulated seconds of the 1,000 instances; 0 leaves them out.")
     ] = 20.0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to FILE.")
-    ] = None,
+    json_file: _JsonFile = None,
 ) -> None:
     """The simulator: engine steps per CPU-second."""
     from rich.console import Console
     from rich.table import Table
 
-    try:
-        from bench import sim as benchmark
-        from bench.machine import machine
-    except ModuleNotFoundError:
-        Console(stderr=True).print("[red]error:[/] Benchmarks are in the repository, not in the package.")
-        raise typer.Exit(1) from None
+    benchmark = _benchmark("sim")
     if trace is not None and not trace.exists():
-        Console(stderr=True).print(f"[red]error:[/] There is no trace file {trace}.")
-        raise typer.Exit(1)
+        _fail(f"There is no trace file {trace}.")
     figures = benchmark.run(trace or benchmark.TRACE, large_seconds)
     made = Table("run", title="Simulated engine steps", title_justify="left")
     for column in ("steps", "CPU s", "steps per CPU-second"):
@@ -93,7 +85,7 @@ def sim(
         console.print(
             f"An hour of it: {hour['hour_steps']:,.0f} steps in {hour['hour_cpu_s'] / 60.0:.1f} CPU minutes."
         )
-    _finish(console, machine(), figures, json_file)
+    _finish(console, figures, json_file)
 
 
 def source(
@@ -106,9 +98,7 @@ def source(
     gpus: Annotated[
         bool, typer.Option("--gpus", help="The agent also samples eight GPUs of a stand-in NVML.")
     ] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to FILE.")
-    ] = None,
+    json_file: _JsonFile = None,
 ) -> None:
     """A source agent: share of a core and memory for so many engines."""
     from rich.console import Console
@@ -116,17 +106,11 @@ def source(
 
     from infra.errors import StackError
 
-    try:
-        from bench import source as benchmark
-        from bench.machine import machine
-    except ModuleNotFoundError:
-        Console(stderr=True).print("[red]error:[/] Benchmarks are in the repository, not in the package.")
-        raise typer.Exit(1) from None
+    benchmark = _benchmark("source")
     try:
         figures = benchmark.run(engines=engines, hz=hz, seconds=seconds, kafka=kafka, eight_gpus=gpus)
     except (StackError, RuntimeError, OSError) as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(1) from None
+        _fail(str(error))
     title = f"{engines} engines at {hz:g} Hz, a page of {figures['page_bytes'] / 1000:.0f} kB"
     made = Table("figure", title=title, title_justify="left")
     made.add_column("value", justify="right")
@@ -138,7 +122,7 @@ def source(
     made.add_row("dropped events", f"{figures['events_dropped']}")
     console = Console()
     console.print(made)
-    _finish(console, machine(), figures, json_file)
+    _finish(console, figures, json_file)
 
 
 def streams(
@@ -160,23 +144,15 @@ def streams(
         int, typer.Option(min=0, help="Instances that report each second in the table; 0 leaves it out.")
     ] = 0,
     quiet: Annotated[int, typer.Option(min=0, help="Instances of the table that report nothing.")] = 45_000,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to FILE.")
-    ] = None,
+    json_file: _JsonFile = None,
 ) -> None:
     """The streams app against a naive Faust agent, quixstreams and bytewax on real Kafka."""
     from rich.console import Console
     from rich.table import Table
 
-    try:
-        from bench.machine import machine
-        from bench.streams import run as benchmark
-    except ModuleNotFoundError:
-        Console(stderr=True).print("[red]error:[/] Benchmarks are in the repository, not in the package.")
-        raise typer.Exit(1) from None
+    benchmark = _benchmark("streams.run")
     if peers is not None and not peers.exists():
-        Console(stderr=True).print(f"[red]error:[/] There is no Python at {peers}.")
-        raise typer.Exit(1)
+        _fail(f"There is no Python at {peers}.")
     from infra.errors import StackError
 
     try:
@@ -184,8 +160,7 @@ def streams(
         python = peers.absolute() if peers is not None else None
         figures = benchmark.run(python, events, steady_seconds, rate, instances, quiet)
     except (RuntimeError, StackError) as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(1) from None
+        _fail(str(error))
     console = Console()
     if events:
         made = Table("events per CPU-second", title="Catching up", title_justify="left")
@@ -208,15 +183,36 @@ def streams(
         for name, value in figures["table"].items():
             made.add_row(name, f"{value:,}")
         console.print(made)
-    _finish(console, machine(), figures, json_file)
+    _finish(console, figures, json_file)
 
 
-def _finish(console: Any, machine: dict[str, Any], figures: dict[str, Any], json_file: Path | None) -> None:
+def _benchmark(name: str) -> Any:
+    """The module ``bench.<name>``; it is imported only when it is asked for."""
+    import importlib
+
+    try:
+        return importlib.import_module(f"bench.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "bench":
+            raise
+        _fail("Benchmarks are in the repository, not in the package.")
+
+
+def _fail(sentence: str) -> NoReturn:
+    from rich.console import Console
+
+    Console(stderr=True).print(f"error: {sentence}", style="red", markup=False, soft_wrap=True)
+    raise typer.Exit(1)
+
+
+def _finish(console: Console, figures: dict[str, Any], json_file: Path | None) -> None:
     import json
 
+    from bench.machine import machine
+
+    here = machine()
     console.print(
-        f"[dim]{machine['processor']}, {machine['cores']} cores, Python {machine['python']}[/]",
-        soft_wrap=True,
+        f"[dim]{here['processor']}, {here['cores']} cores, Python {here['python']}[/]", soft_wrap=True
     )
     if json_file is not None:
-        json_file.write_text(json.dumps({"machine": machine, **figures}, indent=2) + "\n")
+        json_file.write_text(json.dumps({"machine": here, **figures}, indent=2) + "\n")

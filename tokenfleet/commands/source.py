@@ -91,12 +91,13 @@ async def _run(settings: AgentSettings, host: str, port: int) -> None:
 
     from sources.agent import SourceAgent
     from sources.http import application
+    from tokenfleet.logs import log_to_stderr
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    _log_to_stderr()
+    log_to_stderr()
     agent = SourceAgent(settings)
     runner = web.AppRunner(application(agent), access_log=None)
     await runner.setup()
@@ -118,20 +119,6 @@ async def _run(settings: AgentSettings, host: str, port: int) -> None:
     finally:
         await agent.stop()
         await runner.cleanup()
-
-
-def _log_to_stderr() -> None:
-    import logging
-    import sys
-
-    import structlog
-
-    # The client repeats itself several times a second while a broker is away; we say it once ourselves.
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
 
 
 @group.command("read")
