@@ -32,8 +32,12 @@ CONTEXT_TOKENS = 4096
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in SentencePiece's vocabularies
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # token types of llama.cpp
 _DEVIATION = 0.05
-_SUPPRESSED = -4.0
-"""Output weight of the constant dimension for tokens that are no words: some -30 in the logits."""
+_SUPPRESSED = -200.0
+"""Output weight of the constant dimension for tokens that are no words.
+
+The constant dimension is divided by the residual's norm, which grows with what the blocks add and differs
+with the context; the weight is so large that also the largest norm leaves hundreds of logits.
+"""
 _CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 

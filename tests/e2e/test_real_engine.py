@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from infra.llamacpp.wheel import is_installed
-from sim.workloads.prompts import prompt_text
+from sim.workloads.prompts import WORDS, prompt_text
 from tests.e2e.running import WAIT_S, assert_books, running_up, wait_for
 
 pytestmark = [
@@ -186,6 +186,15 @@ async def test_a_request_in_one_piece(stack: Stack, http) -> None:
     assert (outcome["cause"], outcome["pool"], outcome["status"]) == ("ok", POOL, 200)
     assert outcome["instance"] == answer.headers["x-tokenfleet-instance"]
     assert (outcome["prompt_tokens"], outcome["output_tokens"]) == (words + BOS_TOKENS, 8)
+
+
+async def test_every_token_of_an_answer_is_a_word_however_wild_the_sampling(stack: Stack, http) -> None:
+    """Whoever counts words counts tokens; a piece of a UTF-8 character would be held back by the server."""
+    asked = body(prompt_text(20, (), "wild"), 200, temperature=5.0, top_k=0, top_p=1.0, min_p=0.0)
+    async with http.post(f"{stack.router}/v1/chat/completions", json=asked) as answer:
+        words = (await answer.json())["choices"][0]["message"]["content"].split()
+    assert len(words) == 200
+    assert set(words) <= set(WORDS)
 
 
 async def test_a_stream_token_by_token(stack: Stack, http) -> None:
