@@ -156,9 +156,13 @@ class Choice(_Model):
 
 
 class Arm(_Model):
-    """One combination of policies."""
+    """One combination of policies.
+
+    A ``fixed`` arm is not tuned: it is a setting among which the static oracle chooses in hindsight.
+    """
 
     name: Name
+    fixed: bool = False
     balancer: Choice
     admission: Choice = Choice(policy="all")
     region: Choice = Choice(policy="nearest")

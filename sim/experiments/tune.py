@@ -54,9 +54,9 @@ def tune_all(
     processes: int | None = None,
     done: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Tuned]:
-    """Tune every arm. KeyError where ``metric`` is no figure of a cell."""
-    workers = min(len(experiment.arms), processes or os.cpu_count() or 1)
-    jobs = [(experiment, arm, places, trials, metric, seed) for arm in experiment.arms]
+    """Tune every arm that is not fixed. KeyError where ``metric`` is no figure of a cell."""
+    jobs = [(experiment, arm, places, trials, metric, seed) for arm in experiment.arms if not arm.fixed]
+    workers = min(len(jobs), processes or os.cpu_count() or 1)
     if workers <= 1:
         for count, job in enumerate(jobs, 1):
             result = tune_arm(*job)
