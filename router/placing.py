@@ -104,7 +104,8 @@ class Placer:
             if not inside:
                 self._gate.release(ticket)
                 continue
-            member = survey.members[inside[choose([survey.values[i] for i in inside], seed)]]
+            chosen = choose([survey.values[i] for i in inside], seed, [survey.standings[i] for i in inside])
+            member = survey.members[inside[chosen]]
             at_ms = now_ms()
             dispatch = member.load.dispatched(at_ms)
             self._metrics.decision_seconds.observe(took_s + time.perf_counter() - began)

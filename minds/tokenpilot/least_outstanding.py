@@ -15,7 +15,7 @@ from minds.seeds import pick
 
 NEAR_TIE_REQUESTS = 0.5
 NEAR_TIE_RATIO = 0.1
-"""Estimates within half a request plus a tenth of the least are as good as equal."""
+"""Estimates within half a request plus a tenth of the least are as good as equal among many routers."""
 _KEPT_ENDS = 4096
 
 
@@ -176,19 +176,36 @@ def estimates(standings: Sequence[Standing]) -> list[float]:
     return found
 
 
-def near_least(values: Sequence[float]) -> list[int]:
-    """The indices of all values that are as good as the least."""
+def near_least(values: Sequence[float], spread: float = 1.0) -> list[int]:
+    """The indices of all values that are as good as the least.
+
+    The band is half a request plus a tenth of the least, times ``spread`` (0-1): at 0, equals only.
+    """
     least = min(values)
-    bound = least * (1.0 + NEAR_TIE_RATIO) + NEAR_TIE_REQUESTS
+    bound = least + spread * (least * NEAR_TIE_RATIO + NEAR_TIE_REQUESTS)
     return [index for index, value in enumerate(values) if value <= bound]
 
 
-def choose(values: Sequence[float], seed: int) -> int:
+def spread_of(values: Sequence[float], standings: Sequence[Standing]) -> float:
+    """How much a router has to spread (0-1): others' outstanding requests for each of its own, at most 1.
+
+    Only others' requests come and go unseen since the samples, and only where there are other routers does
+    one view make many choose alike; with equal routers the ratio is their number less one. A router alone
+    has none of it and chooses the least exactly. Where it has nothing outstanding it can't tell: 1.
+    """
+    own = sum(standing.own_in_flight for standing in standings)
+    return min(1.0, max(0.0, sum(values) - own) / own) if own > 0 else 1.0
+
+
+def choose(values: Sequence[float], seed: int, standings: Sequence[Standing] | None = None) -> int:
     """The index of the least estimate; near-ties are broken by the seed, so that routers spread.
+
+    How near is near depends on how much there is to spread (:func:`spread_of`); without ``standings`` (the
+    candidates of the values, in the same order) it is taken to be all.
 
     Raises ValueError where there is no candidate.
     """
     if not values:
         raise ValueError("There is no instance to choose from; filter and refuse before choosing.")
-    ties = near_least(values)
+    ties = near_least(values, 1.0 if standings is None else spread_of(values, standings))
     return ties[pick(seed, len(ties), salt=1)]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sim.des.policy import RequestView
 from sim.des.sequence import Sequence
 from sim.des.signals import Dispatch
 from sim.workloads.plan import IntentSpec
+
+if TYPE_CHECKING:
+    from sim.des.routers import Desk
 
 
 class Intent:
@@ -30,6 +35,7 @@ class Attempt:
     __slots__ = (
         "admitted",
         "boot",
+        "desk",
         "dispatch",
         "first_ms",
         "held",
@@ -45,11 +51,12 @@ class Attempt:
     )
 
     def __init__(
-        self, intent: Intent, view: RequestView, router: int, start_ms: float, patience_ms: float
+        self, intent: Intent, view: RequestView, router: int, desk: Desk, start_ms: float, patience_ms: float
     ) -> None:
         self.intent = intent
         self.view = view
         self.router = router
+        self.desk = desk  # of its pool, at its router
         self.start_ms = start_ms
         self.patience_ms = patience_ms
         self.live = True

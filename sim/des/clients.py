@@ -117,14 +117,21 @@ class ClosedArrivals(PartlyOpenArrivals):
 def sessions_of(specs: Sequence[IntentSpec]) -> list[list[IntentSpec]]:
     """Conversations in order of their first turns: intents that share their second prefix block.
 
-    The first block says nothing, since all prompts may share it; a prompt of less than two blocks is a
-    session of its own.
+    See :func:`conversation_of`.
     """
     sessions: dict[tuple[str, int], list[IntentSpec]] = {}
     for number, spec in enumerate(specs):
-        key = ("block", spec.prefix_blocks[1]) if len(spec.prefix_blocks) > 1 else ("row", number)
-        sessions.setdefault(key, []).append(spec)
+        sessions.setdefault(conversation_of(spec, number), []).append(spec)
     return list(sessions.values())
+
+
+def conversation_of(spec: IntentSpec, number: int) -> tuple[str, int]:
+    """What names a conversation: its second prefix block.
+
+    The first block says nothing, since all prompts may share it; a prompt of less than two blocks is a
+    conversation of its own (by ``number``).
+    """
+    return ("block", spec.prefix_blocks[1]) if len(spec.prefix_blocks) > 1 else ("row", number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The life of a request: from its client through a router, a link and an engine, and back.
 
-Residency is a hard filter before any policy is asked, on retries as well. The SLO clock starts at the first
-attempt. A refusal, a timeout or a loss may be followed by another attempt; how patient clients are doesn't
-depend on the policy, so arms differ only in what was decided.
+Residency, version and readiness are hard filters before any policy is asked, on retries as well. The SLO
+clock starts at the first attempt. A refusal, a timeout or a loss may be followed by another attempt; how
+patient clients are doesn't depend on the policy, so arms differ only in what was decided.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from math import nan
 from random import Random
 
+from minds.fleetmind.eligibility import NO_READY_ENDPOINT, RESIDENCY_FORBIDS
 from sim.des.attempts import Attempt, Intent
 from sim.des.clients import ClientOptions
 from sim.des.events import EventQueue
@@ -20,48 +21,21 @@ from sim.des.network import Network
 from sim.des.policy import (
     ADMIT,
     HOLD,
-    Admission,
-    Balancer,
     OutcomeView,
     Refusal,
-    RegionChooser,
     RequestView,
 )
+from sim.des.pools import ReadyPools
 from sim.des.replicas import Replica, ReplicaState
+from sim.des.routers import Desk, Router
 from sim.des.sequence import FINISHED
 from sim.des.sequence import Sequence as EngineSequence
-from sim.des.signals import Ints, RouterSignals
-from sim.des.views import FleetView, RouterLayout
+from sim.des.views import FleetView
 from sim.engine.step_model import frontend_ms
 from sim.workloads.plan import IntentSpec
 
-NO_REGION = "no_region"
-NO_INSTANCE = "no_instance"
-
-
-class Router:
-    """One router: its policies, its signals, its randomness, and what its admission holds."""
-
-    __slots__ = ("admission", "balancer", "held", "layout", "number", "region", "rng", "signals")
-
-    def __init__(
-        self,
-        number: int,
-        balancer: Balancer,
-        admission: Admission,
-        region: RegionChooser,
-        signals: RouterSignals,
-        layout: RouterLayout,
-        rng: Random,
-    ) -> None:
-        self.number = number
-        self.balancer = balancer
-        self.admission = admission
-        self.region = region
-        self.signals = signals
-        self.layout = layout
-        self.rng = rng
-        self.held: dict[int, Attempt] = {}
+NOTHING_ALLOWED_RETRY_MS = 1_000.0
+"""When a client may come again that found no endpoint it may use."""
 
 
 class RequestFlow:
@@ -83,7 +57,7 @@ class RequestFlow:
         self._allowed: dict[tuple[int, str | None], list[int]] = {}
         self._routers: Sequence[Router] = ()
         self._replicas: Sequence[Replica] = ()
-        self._routable: list[Ints] = []
+        self._pools: ReadyPools | None = None
         self._inside: list[int] = []  # attempts in a replica, or on the way to it
         self._log_delay_ms = 0.0
         self.frontend = True  # whether engines' front ends take their time
@@ -92,14 +66,14 @@ class RequestFlow:
         self,
         routers: Sequence[Router],
         replicas: Sequence[Replica],
-        routable: list[Ints],
+        pools: ReadyPools,
         log_delay_ms: float,
     ) -> None:
-        """Give it the fleet. ``routable`` is kept up to date by the registry; routers are in order of
-        region, equally many in each."""
+        """Give it the fleet. ``pools`` are kept up to date by the registry; routers are in order of region,
+        equally many in each."""
         self._routers = routers
         self._replicas = replicas
-        self._routable = routable
+        self._pools = pools
         self._inside = [0] * len(replicas)
         self._log_delay_ms = log_delay_ms
 
@@ -146,22 +120,28 @@ class RequestFlow:
             intent.deadline_ms,
             spec.ttft_slo_ms,
             spec.tpot_slo_ms,
+            self._version_for(spec),
         )
         per_region = len(self._routers) // len(self._links)
         # A mix of the row's bits: retries go elsewhere, and neighbours don't march in step.
         mixed = (intent.row * 0x9E3779B1 + intent.attempts * 0x85EBCA6B + self._seed) & 0xFFFFFFFF
         router = self._routers[intent.entry * per_region + (mixed >> 7) % per_region]
         patience_ms = min(now_ms + spec.client_timeout_ms, intent.deadline_ms)
-        attempt = Attempt(intent, view, router.number, now_ms, patience_ms)
+        desk = router.desk(view.version)
+        attempt = Attempt(intent, view, router.number, desk, now_ms, patience_ms)
         intent.live = attempt
         self._events.at(patience_ms, self._patience_over, attempt)
+        regions = self._eligible(view, desk)
+        if not regions:
+            self._refuse_unservable(now_ms, attempt)
+            return
         router.signals.refresh(now_ms)
-        verdict = router.admission.admit(now_ms, view, FleetView(now_ms, router.layout))
+        verdict = desk.admission.admit(now_ms, view, FleetView(now_ms, desk.layout))
         if verdict == HOLD:
             attempt.held = True
-            router.held[intent.row] = attempt
+            desk.held[intent.row] = attempt
         elif verdict == ADMIT:
-            self._dispatch(now_ms, router, attempt)
+            self._dispatch(now_ms, router, attempt, regions)
         else:
             self._refuse(now_ms, attempt, verdict)
 
@@ -187,46 +167,58 @@ class RequestFlow:
 
     # The router's side ------------------------------------------------------------------------------------
 
-    def pump(self, now_ms: float, router: Router) -> None:
-        """Let the admission say who of the held ones enters or is given up now."""
-        if not router.held:
+    def pump(self, now_ms: float, router: Router, desk: Desk) -> None:
+        """Let a pool's admission say who of the held ones enters or is given up now."""
+        if not desk.held:
             return
         router.signals.refresh(now_ms)
-        for number, verdict in router.admission.pump(now_ms, FleetView(now_ms, router.layout)):
-            attempt = router.held.pop(number, None)
+        for number, verdict in desk.admission.pump(now_ms, FleetView(now_ms, desk.layout)):
+            attempt = desk.held.pop(number, None)
             if attempt is None:
                 raise RuntimeError(f"The admission released request {number}, which it doesn't hold.")
             attempt.held = False
             if isinstance(verdict, Refusal):
                 self._refuse(now_ms, attempt, verdict)
             else:
-                self._dispatch(now_ms, router, attempt)
+                self._dispatch(now_ms, router, attempt, self._eligible(attempt.view, desk))
 
-    def _dispatch(self, now_ms: float, router: Router, attempt: Attempt) -> None:
+    def _dispatch(self, now_ms: float, router: Router, attempt: Attempt, regions: list[int]) -> None:
         attempt.admitted = True
-        view = attempt.view
-        regions = [region for region in self._may_serve(view) if len(self._routable[region])]
+        view, desk = attempt.view, attempt.desk
         if not regions:
-            self._refuse(now_ms, attempt, Refusal(NO_REGION, 1_000.0))
+            self._refuse_unservable(now_ms, attempt)
             return
         chosen = regions[0]
         if len(self._links) > 1:
-            fleet = FleetView(now_ms, router.layout)
-            answer = router.region.choose_region(now_ms, view, fleet, regions, router.rng)
+            fleet = FleetView(now_ms, desk.layout)
+            answer = desk.region.choose_region(now_ms, view, fleet, regions, router.rng)
             if isinstance(answer, Refusal):
                 self._refuse(now_ms, attempt, answer)
                 return
             if answer not in regions:
                 raise RuntimeError(f"A policy chose region {answer} where only {regions} were allowed.")
             chosen = answer
-        candidates = router.layout.candidates(now_ms, chosen)
-        position = router.balancer.choose(now_ms, view, candidates, router.rng)
+        candidates = desk.layout.candidates(now_ms, chosen)
+        position = desk.balancer.choose(now_ms, view, candidates, router.rng)
         if isinstance(position, Refusal):
             self._refuse(now_ms, attempt, position)
             return
         if not 0 <= position < len(candidates):
             raise RuntimeError(f"A policy chose candidate {position} of {len(candidates)}.")
         self._send(now_ms, router, attempt, int(candidates.instances[position]))
+
+    def _version_for(self, spec: IntentSpec) -> str:
+        if self._pools is None:
+            raise RuntimeError("A flow can't take requests before it is connected to a fleet.")
+        return self._pools.resolve(spec.model_version)
+
+    def _eligible(self, view: RequestView, desk: Desk) -> list[int]:
+        """Regions that may serve it and have a ready endpoint of exactly its version, nearest first."""
+        return [region for region in self._may_serve(view) if desk.layout.ready(region)]
+
+    def _refuse_unservable(self, now_ms: float, attempt: Attempt) -> None:
+        rule = NO_READY_ENDPOINT if self._may_serve(attempt.view) else RESIDENCY_FORBIDS
+        self._refuse(now_ms, attempt, Refusal(rule, NOTHING_ALLOWED_RETRY_MS))
 
     def _may_serve(self, view: RequestView) -> list[int]:
         """Regions that the residency class allows, nearest first."""
@@ -271,6 +263,7 @@ class RequestFlow:
         elif (
             not replica.serving
             or replica.boot != attempt.boot
+            or replica.version != attempt.view.version  # the registry was behind: no such model there
             or not replica.instance.fits(spec.input_tokens, spec.output_tokens)
         ):
             self._left(now_ms, attempt)
@@ -353,12 +346,12 @@ class RequestFlow:
         attempt.live = False
         intent = attempt.intent
         intent.live = None
-        router = self._routers[attempt.router]
+        router, desk = self._routers[attempt.router], attempt.desk
         sequence = attempt.sequence
         if attempt.held:
             attempt.held = False
-            del router.held[intent.row]
-            router.admission.gone(now_ms, attempt.view)
+            del desk.held[intent.row]
+            desk.admission.gone(now_ms, attempt.view)
         else:
             if sequence is not None and end in ("timeout", "cancelled"):
                 self._stop(now_ms, attempt, sequence)
@@ -370,7 +363,7 @@ class RequestFlow:
             self._close(now_ms, intent, "cancelled")
         else:
             self._retry(now_ms, intent, end, retry_after_ms)
-        self.pump(now_ms, router)
+        self.pump(now_ms, router, desk)
 
     def _stop(self, now_ms: float, attempt: Attempt, sequence: EngineSequence) -> None:
         back_ms = self._way_back_ms(attempt)
@@ -403,9 +396,9 @@ class RequestFlow:
             0 if sequence is None else sequence.cached_tokens,
         )
         if attempt.dispatch is not None:
-            router.balancer.ended(now_ms, attempt.view, outcome)
+            attempt.desk.balancer.ended(now_ms, attempt.view, outcome)
         if attempt.admitted:
-            router.admission.ended(now_ms, attempt.view, outcome)
+            attempt.desk.admission.ended(now_ms, attempt.view, outcome)
 
     def _record(self, now_ms: float, attempt: Attempt) -> None:
         sequence, first_ms = attempt.sequence, attempt.first_ms

@@ -1,8 +1,9 @@
 """What a policy is asked, what it may answer, and what it gets to see; and three plain policies.
 
 A policy sees requests and instances only as :class:`RequestView` and :class:`CandidatesView`: the true output
-length and the true state of an engine are in neither. A policy object belongs to one router; it is made by a
-factory for each, so nothing is shared between routers but what the log brings.
+length and the true state of an engine are in neither. A policy object belongs to one router and one pool (a
+version of the model); it is made by a factory for each, so nothing is shared between routers but what the log
+brings, and all that it sees of instances is its own pool.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class RequestView:
 
     ``number`` is the intent's row in the results, ``attempt`` counts from 1. ``blocks`` are the ids of the
     prompt's full 512-token blocks. ``deadline_ms`` is absolute, the SLOs count from ``first_attempt_ms``.
+    ``version`` is that of the model; only instances of exactly this one are ever shown for it.
     """
 
     number: RequestKey
@@ -38,6 +40,7 @@ class RequestView:
     deadline_ms: float
     ttft_slo_ms: float
     tpot_slo_ms: float
+    version: str = "1"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,11 @@ from sim.des.views import CandidatesView
 
 
 class LeastOutstandingMind:
-    """The router's own least-outstanding mind (:mod:`minds.tokenpilot.least_outstanding`)."""
+    """The router's own least-outstanding mind (:mod:`minds.tokenpilot.least_outstanding`).
+
+    It gets what the router feeds it: readings, and this router's own requests. The dispatches of others,
+    which the log tells the baselines here, the router doesn't count.
+    """
 
     def __init__(self, *, valid_for_ms: float = 3_000.0) -> None:
         """``valid_for_ms``: how long a reading counts in full."""
@@ -27,7 +31,7 @@ class LeastOutstandingMind:
             readings.tolist(),
             candidates.age_ms.tolist(),
             candidates.own_in_flight.tolist(),
-            (candidates.own_sent + candidates.logged_sent).tolist(),
+            candidates.own_sent.tolist(),
             candidates.own_ended.tolist(),
             strict=True,
         )
@@ -43,7 +47,7 @@ class LeastOutstandingMind:
             )
             for number, (reading, age_ms, in_flight, sent, ended) in enumerate(columns)
         ]
-        return choose(estimates(standings), rng.getrandbits(63))
+        return choose(estimates(standings), rng.getrandbits(63), standings)
 
     def ended(self, now_ms: float, request: RequestView, outcome: OutcomeView) -> None:
         """It counts by dispatch, which the signals do here."""

@@ -11,6 +11,9 @@ from sim.des.events import EventQueue
 from sim.des.instance import Instance
 from sim.des.sequence import Sequence as Attempt
 
+LOOK_AGAIN_MS = 1_000.0
+"""How long a roll-out waits for a replica that is neither up nor down."""
+
 
 class ReplicaState(StrEnum):
     """What the process in this place is doing."""
@@ -102,15 +105,21 @@ class Replica:
         """Nothing is in it and nothing on its way; only a draining one goes down for that."""
         if self.state is ReplicaState.DRAINING:
             self._down(now_ms)
-            then, self._on_drained = self._on_drained, None
-            if then is not None:
-                then(self)
+            self._settle()
 
     def fail(self, now_ms: float) -> list[Attempt]:
         """The process dies with all that is in it; returns what is lost. Nothing happens where it is down."""
         if self.state is ReplicaState.DOWN:
             return []
-        return self._down(now_ms)
+        lost = self._down(now_ms)
+        self._settle()
+        return lost
+
+    def _settle(self) -> None:
+        """Whoever had it drained goes on, also where it failed before it was empty."""
+        then, self._on_drained = self._on_drained, None
+        if then is not None:
+            then(self)
 
     def _down(self, now_ms: float) -> list[Attempt]:
         self.state = ReplicaState.DOWN
@@ -158,6 +167,9 @@ class RollOut:
             if replica.state is ReplicaState.DOWN:
                 self._drained(replica)
                 return
+            self._left.insert(0, replica)  # loading, or drained by someone else: look again
+            self._events.at(now_ms + LOOK_AGAIN_MS, self._next)
+            return
 
     def _drained(self, replica: Replica) -> None:
         now_ms = self._events.now_ms

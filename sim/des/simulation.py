@@ -17,17 +17,22 @@ import numpy as np
 
 from sim.des.clients import Arrival, Arrivals, ClientOptions
 from sim.des.events import EventQueue, Handler
-from sim.des.flow import RequestFlow, Router
+from sim.des.flow import RequestFlow
 from sim.des.instance import Instance
 from sim.des.metrics import Recorder, Results, Totals, results_of
 from sim.des.network import Network
 from sim.des.policy import Admission, AdmitAll, Balancer, NearestRegion, RegionChooser
+from sim.des.pools import ReadyPools
 from sim.des.prefix_index import PlacementLog
 from sim.des.replicas import Replica, ReplicaSpec, ReplicaState, RollOut
-from sim.des.signals import Ints, RouterSignals, SignalBoard, SignalOptions
+from sim.des.routers import Desk, Router
+from sim.des.signals import RouterSignals, SignalBoard, SignalOptions
 from sim.des.views import RouterLayout
 from sim.engine.step_model import params_named
 from sim.workloads.plan import IntentSpec
+
+Links = list[tuple[str, float, float]]
+"""For each region its name, RTT in ms and egress price per GB, from one of them."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class FleetSpec:
 
 @dataclass(frozen=True)
 class PolicySet:
-    """The policies of one arm: each factory is called once for every router, with the router's number.
+    """The policies of one arm: each factory is called for every router and pool, with the router's number.
 
     ``needs_prefix``: keep a log of placements, from which prefix matches are guessed.
     """
@@ -100,10 +105,13 @@ class Simulation:
         if policies.needs_prefix:
             pools = [replica.instance.pool for replica in self.replicas]
             self._log = PlacementLog([pool.total_units // pool.block_units for pool in pools])
-        self._listed = {replica.number for replica in self.replicas if replica.state is ReplicaState.READY}
-        self._routable: list[Ints] = [self._listed_in(region) for region in range(len(network.regions))]
+        self._pools = ReadyPools(len(network.regions), [replica.version for replica in self.replicas])
+        for replica in self.replicas:
+            if replica.state is ReplicaState.READY:
+                self._pools.add(replica.number, replica.region, replica.version)
+        self._started = False
         self._routers = self._make_routers(policies, seed)
-        self.flow.connect(self._routers, self.replicas, self._routable, fleet.signals.log_delay_ms)
+        self.flow.connect(self._routers, self.replicas, self._pools, fleet.signals.log_delay_ms)
         self.flow.frontend = fleet.frontend
 
     def _replica(self, number: int, spec: ReplicaSpec, max_run_steps: int | None) -> Replica:
@@ -128,24 +136,35 @@ class Simulation:
         routers: list[Router] = []
         names = self.fleet.network.regions
         for row in self.fleet.network.matrix():
-            links = [
+            links: Links = [
                 (name, link.rtt_ms, link.egress_price_per_gb) for name, link in zip(names, row, strict=True)
             ]
+
+            def make(router: Router, version: str, links: Links = links) -> Desk:
+                members = self._pools.of(version)
+                desk = Desk(
+                    version,
+                    policies.balancer(router.number),
+                    policies.admission(router.number),
+                    policies.region(router.number),
+                    RouterLayout(router.signals, members, links, kv_tokens, engines),
+                )
+                if self._started:
+                    self._begin_ticks(router, desk)
+                return desk
+
             for _ in range(self.fleet.routers_per_region):
                 number = len(routers)
                 signals = RouterSignals(self.board, self._log)
-                layout = RouterLayout(signals, self._routable, links, kv_tokens, engines)
-                router = Router(
-                    number,
-                    policies.balancer(number),
-                    policies.admission(number),
-                    policies.region(number),
-                    signals,
-                    layout,
-                    Random(f"router-{seed}-{number}"),
-                )
+                router = Router(number, signals, Random(f"router-{seed}-{number}"), make)
+                for version in self._pools.versions:
+                    router.desk(version)
                 routers.append(router)
         return routers
+
+    def _begin_ticks(self, router: Router, desk: Desk) -> None:
+        if desk.admission.tick_ms is not None:
+            self.events.at(self.events.now_ms + desk.admission.tick_ms, self._tick, (router, desk))
 
     # Operations -------------------------------------------------------------------------------------------
 
@@ -160,16 +179,26 @@ class Simulation:
             self.flow.lost(sequence, now_ms)
 
     def drain(self, replica: int, then: Callable[[Replica], None] | None = None) -> None:
-        """Take nothing new, go down when empty."""
+        """Take nothing new, go down when empty. Nothing happens where it isn't ready."""
+        if self.replicas[replica].state is not ReplicaState.READY:
+            return
         self.replicas[replica].drain(self.events.now_ms, then)
         self.flow.check_empty(replica, self.events.now_ms)
 
     def start(self, replica: int, load_ms: float) -> None:
-        """A replica that is down loads for ``load_ms`` (120-200 s for a cold one) and then serves."""
+        """A replica that is down loads for ``load_ms`` (120-200 s for a cold one) and then serves.
+
+        Nothing happens where it is up or loading.
+        """
+        if self.replicas[replica].state is not ReplicaState.DOWN:
+            return
         self.replicas[replica].start(self.events.now_ms, load_ms)
 
     def roll_out(self, replicas: Sequence[int], version: str, *, load_ms: float, parallel: int = 1) -> None:
-        """Replace the version in these replicas, one after the other."""
+        """Replace the version in these replicas, one after the other.
+
+        Each leaves the old version's pool when it drains and joins the new one's when it has loaded.
+        """
         RollOut(
             [self.replicas[i] for i in replicas],
             lambda replica, then: self.drain(replica.number, then),
@@ -180,26 +209,20 @@ class Simulation:
         ).begin(self.events.now_ms)
 
     def _replica_changed(self, replica: Replica) -> None:
-        delay_ms = self.fleet.signals.registry_delay_ms
-        self.events.at(self.events.now_ms + delay_ms, self._registry, (replica, replica.state))
+        told_ms = self.events.now_ms + self.fleet.signals.registry_delay_ms
+        self.events.at(told_ms, self._registry, (replica, replica.state, replica.version))
 
-    def _registry(self, now_ms: float, change: tuple[Replica, ReplicaState]) -> None:
-        replica, state = change
+    def _registry(self, now_ms: float, change: tuple[Replica, ReplicaState, str]) -> None:
+        replica, state, version = change
         if state is ReplicaState.READY:
-            self._listed.add(replica.number)
+            self._pools.add(replica.number, replica.region, version)
             self.board.forget(replica.number)
             if self._log is not None:
                 self._log.forget(replica.number)
             for router in self._routers:
                 router.signals.forget(replica.number)
         else:
-            self._listed.discard(replica.number)
-        self._routable[replica.region] = self._listed_in(replica.region)
-
-    def _listed_in(self, region: int) -> Ints:
-        return np.array(
-            [r.number for r in self.replicas if r.region == region and r.number in self._listed], int
-        )
+            self._pools.remove(replica.number)
 
     # The run ----------------------------------------------------------------------------------------------
 
@@ -211,9 +234,10 @@ class Simulation:
         self._stream = self._arrivals.start()
         self._next_arrival()
         self.events.at(0.0, self._sample)
+        self._started = True
         for router in self._routers:
-            if router.admission.tick_ms is not None:
-                self.events.at(router.admission.tick_ms, self._tick, router)
+            for desk in router.desks.values():
+                self._begin_ticks(router, desk)
         threshold = gc.get_threshold()
         gc.set_threshold(200_000, 50, 100)  # hardly any cycles are made here, and the heap is large
         try:
@@ -271,7 +295,7 @@ class Simulation:
         if self._open:
             self.events.at(now_ms + self.fleet.signals.sample_every_ms, self._sample)
 
-    def _tick(self, now_ms: float, router: Router) -> None:
-        self.flow.pump(now_ms, router)
-        if self._open and router.admission.tick_ms is not None:
-            self.events.at(now_ms + router.admission.tick_ms, self._tick, router)
+    def _tick(self, now_ms: float, pair: tuple[Router, Desk]) -> None:
+        self.flow.pump(now_ms, *pair)
+        if self._open:
+            self._begin_ticks(*pair)

@@ -217,6 +217,10 @@ class RouterLayout:
         self._kv_tokens = kv_tokens
         self._engines = engines
 
+    def ready(self, region: int) -> int:
+        """How many of the region's instances may be chosen."""
+        return len(self._routable[region])
+
     def region_count(self) -> int:
         """How many regions there are."""
         return len(self._routable)

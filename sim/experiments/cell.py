@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -58,13 +59,16 @@ def fleet_of(experiment: Experiment, load: Load) -> FleetSpec:
     """The fleet as the simulator takes it."""
     fleet = experiment.fleet
     links = {
-        (link.between[0], link.between[1]): Link(link.rtt_ms, egress_price_per_gb=link.egress_price_per_gb)
+        (link.between[0], link.between[1]): Link(
+            link.rtt_ms, link.bandwidth_mbps or inf, link.egress_price_per_gb
+        )
         for link in fleet.links
     }
     replicas = [
         ReplicaSpec(
             group.region,
             group.engine,
+            group.version,
             max_num_seqs=group.max_num_seqs,
             max_num_batched_tokens=group.max_num_batched_tokens,
         )
@@ -135,7 +139,7 @@ def simulate(
 
 def _operation(operation: Operation) -> Callable[[Simulation], None]:
     def act(run: Simulation) -> None:
-        if operation.do == "roll_out":
+        if operation.do == "roll_out" and operation.version is not None:
             run.roll_out(operation.replicas, operation.version, load_ms=operation.load_s * 1_000.0)
             return
         for number in operation.replicas:

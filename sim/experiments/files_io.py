@@ -10,7 +10,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from sim.experiments.lifecycle import lifecycle_problems
 from sim.experiments.spec import Choice, Experiment
+from sim.experiments.workload_checks import workload_problems
 from sim.policies.admissions import ADMISSIONS
 from sim.policies.balancers import BALANCERS
 from sim.policies.knobs import Entry, named
@@ -108,6 +110,8 @@ def _problems(experiment: Experiment, folder: Path, traces: Path | None) -> Iter
     yield from _oracle_problems(experiment)
     yield from _fleet_problems(experiment)
     yield from _load_problems(experiment)
+    yield from workload_problems(experiment)
+    yield from lifecycle_problems(experiment)
     yield from _trace_problems(experiment, folder, traces)
 
 
@@ -176,7 +180,6 @@ def _fleet_problems(experiment: Experiment) -> Iterator[tuple[Loc, str]]:
 
 def _load_problems(experiment: Experiment) -> Iterator[tuple[Loc, str]]:
     names = Counter(load.name for load in experiment.loads)
-    count = sum(group.count for group in experiment.fleet.replicas)
     classes = {item.name for item in experiment.workload.classes}
     kind = experiment.workload.kind
     for i, load in enumerate(experiment.loads):
@@ -193,11 +196,6 @@ def _load_problems(experiment: Experiment) -> Iterator[tuple[Loc, str]]:
         loop = (load.clients or experiment.clients).loop
         if (load.users is not None) != (loop == "closed"):
             yield ("loads", i), "'users' and a closed loop go together"
-        for j, operation in enumerate(load.operations):
-            beyond = [number for number in operation.replicas if number >= count]
-            if beyond:
-                message = f"there is no replica {beyond[0]}; they are numbered 0 to {count - 1}"
-                yield ("loads", i, "operations", j, "replicas"), message
 
 
 def _trace_problems(experiment: Experiment, folder: Path, traces: Path | None) -> Iterator[tuple[Loc, str]]:

@@ -18,20 +18,22 @@ class _Model(BaseModel):
 
 
 class ReplicaGroup(_Model):
-    """So many engines of one kind in one region."""
+    """So many engines of one kind in one region. ``version`` is the model's; each is a pool of its own."""
 
     region: Name = "a"
     engine: EngineName
     count: Annotated[int, Field(ge=1, le=10_000)] = 1
+    version: Name = "1"
     max_num_seqs: Annotated[int, Field(ge=1)] = 256
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192
 
 
 class LinkSpec(_Model):
-    """Between two regions, both ways alike."""
+    """Between two regions, both ways alike. ``bandwidth_mbps`` is of one stream; None: no limit."""
 
     between: tuple[Name, Name]
     rtt_ms: NotNegative
+    bandwidth_mbps: Positive | None = None
     egress_price_per_gb: NotNegative = 0.0
 
 
@@ -115,13 +117,46 @@ class Step(_Model):
 
 
 class Operation(_Model):
-    """What is done to engines (by number) at a time of the run."""
+    """What is done to engines (by number) at a time of the run.
+
+    A ``roll_out`` replaces the model's version by ``version``, one engine after the other: it drains, loads
+    for ``load_s`` and then serves the new version only.
+    """
 
     at_s: NotNegative
     do: Literal["fail", "drain", "start", "roll_out"]
     replicas: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
     load_s: NotNegative = 150.0
-    version: str = "2"
+    version: Name | None = None
+
+    @model_validator(mode="after")
+    def _version(self) -> Operation:
+        if self.do == "roll_out" and self.version is None:
+            raise ValueError("a 'roll_out' needs a 'version'")
+        return self
+
+
+NEWEST = "newest"
+"""In shares of versions: the bare model name, for which a router takes the newest with ready endpoints."""
+
+
+class VersionShares(_Model):
+    """From ``at_s`` on, which versions intents ask for, by shares.
+
+    ``newest`` stands for the bare model name. Intents of the residency classes in ``not_for`` ask as before.
+    Without any of these all ask for the bare name. A conversation has one draw for the whole run, so it
+    changes its version only where the shares move past it.
+    """
+
+    at_s: NotNegative = 0.0
+    shares: dict[Name, NotNegative] = Field(min_length=1)
+    not_for: list[Name] = []
+
+    @model_validator(mode="after")
+    def _positive(self) -> VersionShares:
+        if not sum(self.shares.values()) > 0:
+            raise ValueError("shares of versions need a sum above 0")
+        return self
 
 
 class Load(_Model):
@@ -136,6 +171,7 @@ class Load(_Model):
     users: Annotated[int, Field(ge=1)] | None = None
     steps: list[Step] = []
     operations: list[Operation] = []
+    versions: list[VersionShares] = []
     clients: Clients | None = None
     routers_per_region: Annotated[int, Field(ge=1, le=256)] | None = None
     signals: SignalSpec | None = None

@@ -96,7 +96,7 @@ def tune_arm(experiment: Experiment, arm: Arm, places: Places, trials: int, metr
 
 def screening_loads(experiment: Experiment) -> list[Load]:
     """Two loads: the middle one and the highest of those that differ in rate only."""
-    plain = [load for load in experiment.loads if not load.steps and not load.operations]
+    plain = [load for load in experiment.loads if not (load.steps or load.operations or load.versions)]
     plain = sorted(plain or experiment.loads, key=lambda load: load.rate_rps or load.speed or 0.0)
     return [plain[(len(plain) - 1) // 2], plain[-1]] if len(plain) > 1 else plain
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from sim.des.clients import Arrivals, ClosedArrivals, OpenArrivals, PartlyOpenArrivals, sessions_of
 from sim.experiments.files_io import resolve
 from sim.experiments.spec import Experiment, Load
+from sim.experiments.versions import asking_for_versions
 from sim.workloads.classes import ClassProfile
 from sim.workloads.generator import GeneratorShape
-from sim.workloads.mixture import Pairs, RateStep, load_lengths, plan_from_mixture
+from sim.workloads.mixture import Lengths, RateStep, load_lengths, plan_from_mixture
 from sim.workloads.plan import IntentSpec, PlanShape, plan_from_generator, plan_from_trace
 from sim.workloads.traces import Trace, load_trace
 
@@ -46,12 +47,16 @@ def _trace(path: Path, skip_broken: bool, seed: int, jitter_ms: float | None) ->
 
 
 @lru_cache(maxsize=8)
-def _lengths(path: Path, skip_broken: bool) -> Pairs:
+def _lengths(path: Path, skip_broken: bool) -> Lengths:
     return load_lengths(path, skip_broken=skip_broken)
 
 
 def intents(experiment: Experiment, load: Load, seed: int, places: Places) -> tuple[IntentSpec, ...]:
-    """All intents of a run, in order of arrival."""
+    """All intents of a run, in order of arrival, with the versions that they ask for."""
+    return asking_for_versions(_plan(experiment, load, seed, places), load.versions, seed)
+
+
+def _plan(experiment: Experiment, load: Load, seed: int, places: Places) -> tuple[IntentSpec, ...]:
     workload = experiment.workload
     shape = PlanShape(
         classes=profiles_of(experiment),
@@ -63,7 +68,9 @@ def intents(experiment: Experiment, load: Load, seed: int, places: Places) -> tu
         return plan_from_mixture(
             shape.classes,
             {
-                item.name: _lengths(resolve(item.lengths, places.folder, places.traces), workload.skip_broken)
+                item.name: _lengths(
+                    resolve(item.lengths, places.folder, places.traces), workload.skip_broken
+                ).pairs
                 for item in workload.classes
                 if item.lengths is not None
             },
@@ -127,6 +134,11 @@ def notes(experiment: Experiment, places: Places) -> list[str]:
         files = [item.lengths for item in workload.classes if item.lengths is not None]
         source = f"lengths drawn from {', '.join(files)}" if files else "lengths from the published tables"
         said.append(f"A mixture: {source}; arrivals, classes, service levels and retries are synthesised.")
+        for name in files:
+            lengths = _lengths(resolve(name, places.folder, places.traces), workload.skip_broken)
+            said.append(f"Lengths {name}: {len(lengths.pairs):,} usable rows, {lengths.broken} broken ones.")
+    if any(load.versions for load in experiment.loads):
+        said.append("Which version of the model an intent asks for is drawn from shares of our own.")
     if experiment.clients.cancel_share:
         said.append(
             f"A share of {experiment.clients.cancel_share:g} of the clients leaves; that is synthetic."

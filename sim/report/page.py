@@ -136,7 +136,7 @@ def _anchor(load: str) -> str:
 def _plain(load: Load) -> bool:
     """Whether a load differs from the others in its rate only."""
     odd = (load.steps, load.operations, load.clients, load.routers_per_region, load.signals)
-    return not any(odd) and not load.entry_shares
+    return not any(odd) and not (load.entry_shares or load.versions or load.users)
 
 
 def _sweep(experiment: Experiment, cells: Cells, styles: Mapping[str, tuple[str, str, float]]) -> str:

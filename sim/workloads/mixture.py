@@ -36,12 +36,21 @@ class RateStep:
     shares: Mapping[str, float] | None = None
 
 
-def load_lengths(path: Path, *, skip_broken: bool = False) -> Pairs:
-    """Rows of (prompt, answer) tokens, shape (n, 2). TraceError for a file that can't be used."""
+@dataclass(frozen=True)
+class Lengths:
+    """``pairs`` of (prompt, answer) tokens, shape (n, 2), and how many rows of the file were broken."""
+
+    pairs: Pairs
+    broken: int = 0
+
+
+def load_lengths(path: Path, *, skip_broken: bool = False) -> Lengths:
+    """All usable rows of a file. TraceError for one that can't be used."""
     columns = _length_columns(path)
     if columns is None:
-        requests = load_trace(path, skip_broken=skip_broken, jitter_ms=0.0).requests
-        return np.array([(r.input_tokens, r.output_tokens) for r in requests], dtype=np.int64)
+        trace = load_trace(path, skip_broken=skip_broken, jitter_ms=0.0)
+        rows = [(request.input_tokens, request.output_tokens) for request in trace.requests]
+        return Lengths(np.array(rows, dtype=np.int64), len(trace.report.broken))
     pairs: list[tuple[int, int]] = []
     broken: list[int] = []
     for number, row in enumerate(_rows(path), 1):
@@ -63,7 +72,7 @@ def load_lengths(path: Path, *, skip_broken: bool = False) -> Pairs:
         )
     if not pairs:
         raise TraceError(f"The lengths file {path} has no usable row.")
-    return np.array(pairs, dtype=np.int64)
+    return Lengths(np.array(pairs, dtype=np.int64), len(broken))
 
 
 def _rows(path: Path) -> list[list[str]]:
@@ -107,9 +116,8 @@ def plan_from_mixture(
     """Poisson arrivals of every class at its share of ``rate_rps``, modulated by (1 +- ``modulation``).
 
     The first, third, ... class is high while the others are low, and turn about: seeds have the same peaks.
-    ``steps`` change rate or mix at given
-    times. ``lengths`` has an (n, 2) array for a class, or nothing: then the built-in table. ValueError for
-    impossible arguments.
+    ``steps`` change rate or mix at given times. ``lengths`` has an (n, 2) array for a class, or nothing: then
+    the built-in table. ValueError for impossible arguments.
     """
     if not 0 < rate_rps < float("inf") or not 0 < duration_ms < float("inf"):
         raise ValueError(

@@ -35,7 +35,8 @@ class IntentSpec:
     `at_ms` counts from the start of the run; `deadline_ms` and `ttft_slo_ms` from the start of the intent's
     first attempt, `client_timeout_ms` (wait for the first token) from that of each attempt. `tpot_slo_ms` is
     ms per output token after the first. `prefix_blocks` are the ids of the prompt's *full* 512-token blocks
-    that others may share. `residency` None: any region may serve it.
+    that others may share. `residency` None: any region may serve it. `model_version` None: the bare model
+    name, whatever version the router takes for it.
     """
 
     intent_id: str
@@ -51,6 +52,7 @@ class IntentSpec:
     ttft_slo_ms: float
     tpot_slo_ms: float
     client_timeout_ms: float
+    model_version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

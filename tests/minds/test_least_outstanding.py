@@ -15,6 +15,8 @@ from minds.tokenpilot.least_outstanding import (
     Standing,
     choose,
     estimates,
+    near_least,
+    spread_of,
     standing_of,
     trust_of,
 )
@@ -56,6 +58,36 @@ def test_estimates_are_finite_bounded_and_never_below_what_is_our_own(
     index = choose(values, seed)
     assert index == choose(values, seed), "the same seed and input, the same choice"
     assert values[index] <= min(values) * 1.1 + 0.5
+    assert 0 <= spread_of(values, items) <= 1
+    informed = choose(values, seed, items)
+    assert informed in near_least(values, spread_of(values, items))
+    assert informed in near_least(values), "knowing who sent what only narrows the band"
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=16), st.integers(0, 2**53))
+def test_a_router_alone_chooses_exactly_the_least(own: list[int], seed: int) -> None:
+    items = [standing(f"i{n}", float(count), own=count) for n, count in enumerate(own)]
+    values = estimates(items)
+    assert values == own
+    if sum(own):
+        assert spread_of(values, items) == 0
+        assert own[choose(values, seed, items)] == min(own)
+
+
+@pytest.mark.parametrize(("routers", "spread"), [(1, 0.0), (2, 1.0), (16, 1.0)])
+def test_the_band_is_whole_from_a_second_router_on(routers: int, spread: float) -> None:
+    items = [standing("a", 10.0 * routers, own=10), standing("b", 10.0 * routers + 1, own=10)]
+    values = estimates(items)
+    assert spread_of(values, items) == pytest.approx(spread, abs=0.06)
+    assert {choose(values, seed, items) for seed in range(50)} == ({0} if routers == 1 else {0, 1})
+
+
+def test_a_few_requests_of_others_make_a_narrow_band() -> None:
+    items = [standing("a", 12.0, own=10), standing("b", 12.3, own=10), standing("c", 12.6, own=10)]
+    values = estimates(items)
+    assert spread_of(values, items) == pytest.approx(6.9 / 30)
+    assert {choose(values, seed, items) for seed in range(50)} == {0, 1}
+    assert {choose(values, seed) for seed in range(50)} == {0, 1, 2}
 
 
 @given(st.lists(st.floats(0, 200), min_size=2, max_size=8), st.floats(0.01, 1))
@@ -129,8 +161,8 @@ def test_complaint_5_many_routers_with_one_old_view_spread(routers: int) -> None
         for load, reading in zip(loads, readings, strict=True):
             load.observe(reading, 0.0, 0.0)
         for number in range(8):
-            values = estimates([standing_of(load, 1.0) for load in loads])
-            index = choose(values, router * 1000 + number)
+            seen = [standing_of(load, 1.0) for load in loads]
+            index = choose(estimates(seen), router * 1000 + number, seen)
             loads[index].dispatched(1.0)
             total[index] += 1
     assert max(total.values()) <= 2 * min(total.values())

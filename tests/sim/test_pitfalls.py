@@ -203,6 +203,49 @@ def test_signals_age_and_own_dispatches_are_seen_at_once() -> None:
     assert max(ages) >= 1_000.0
 
 
+def test_routers_see_each_other_only_through_the_log() -> None:
+    counts = {
+        load.routers_per_region or experiment.fleet.routers_per_region
+        for experiment in EXPERIMENTS.values()
+        for load in experiment.loads
+    }
+    assert {1, 4, 16} <= counts
+    # Sixteen prompts at once, no sample between them: routers that are told share them out evenly, those
+    # that aren't pile up.
+    specs = [
+        replace(spec, at_ms=1_000.0 + 10.0 * i, prefix_blocks=(), input_tokens=4_000, output_tokens=200)
+        for i, spec in enumerate(intents(12, 16))
+    ]
+    most = {}
+    for delay_ms in (0.0, 1e6):
+        signals = SignalOptions(sample_every_ms=900.0, delay_ms=0.0, log_delay_ms=delay_ms)
+        results = simulation(
+            specs,
+            policies=policy("lor"),
+            signals=signals,
+            replicas=[ReplicaSpec("a", "S2")] * 4,
+            routers=16,
+            warmup_ms=0.0,
+            clients=ClientOptions(max_retries=0),
+        ).run()
+        most[delay_ms] = np.bincount(results.columns["instance"], minlength=4).max()
+    assert most[0.0] == 4
+    assert most[1e6] > 4
+
+
+def test_an_engine_of_another_version_is_never_a_candidate() -> None:
+    specs = [replace(spec, model_version="2") for spec in intents(13, 60)]
+    mixed = [ReplicaSpec("a", "S2", version, kv_tokens=16_000) for version in ("1", "2", "1", "2")]
+    for name in BALANCERS:
+        results = simulation(specs, policies=policy(name), replicas=mixed, warmup_ms=0.0).run()
+        used = results.columns["instance"][results.columns["instance"] >= 0]
+        assert set(used.tolist()) == {1, 3}, name
+    for name in ADMISSIONS:
+        gated = PolicySet(name, policy("lor").balancer, ADMISSIONS[name].factory({}))
+        results = simulation(specs, policies=gated, replicas=mixed, warmup_ms=0.0).run()
+        assert set(results.columns["instance"].tolist()) <= {-1, 1, 3}, name
+
+
 def test_loads_are_swept_across_the_knee() -> None:
     swept = [experiment for experiment in EXPERIMENTS.values() if experiment.knee is not None]
     assert swept, "no built-in experiment knows its knee"

@@ -38,7 +38,7 @@ def test_steps_change_the_rate_and_the_mix() -> None:
 def test_lengths_come_in_pairs_from_a_file_without_times(tmp_path: Path) -> None:
     path = tmp_path / "lengths.csv.gz"
     path.write_bytes(gzip.compress(b"num_prefill_tokens,num_decode_tokens\n10,1\n20.0,2\n"))
-    rows = load_lengths(path)
+    rows = load_lengths(path).pairs
     assert rows.tolist() == [[10, 1], [20, 2]]
     specs = plan_from_mixture(
         DEFAULT_CLASSES[:1], {"interactive": rows}, rate_rps=5.0, duration_ms=60_000.0, seed=1
@@ -51,7 +51,11 @@ def test_broken_rows_are_counted_and_named(tmp_path: Path) -> None:
     path.write_text("num_prefill_tokens,num_decode_tokens\n10,1\nx,2\n0,5\n")
     with pytest.raises(TraceError, match="2 broken rows; the first is line 3"):
         load_lengths(path)
-    assert load_lengths(path, skip_broken=True).tolist() == [[10, 1]]
+    found = load_lengths(path, skip_broken=True)
+    assert (found.pairs.tolist(), found.broken) == ([[10, 1]], 2)
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,12,3\nx,0,3\n")
+    found = load_lengths(path, skip_broken=True)
+    assert (found.pairs.tolist(), found.broken) == ([[12, 3]], 1)
     with pytest.raises(TraceError, match="no trace file"):
         load_lengths(tmp_path / "none.csv")
     with pytest.raises(ValueError, match="above 0"):

@@ -30,6 +30,18 @@ TRACES = Path("../shared/traces")
         ("kind: generator", "kind: trace", 9, "needs a file in 'trace'"),
         ("seeds: [1, 2]", "seeds: [1, x]", 4, "valid integer"),
         ("title: Tiny", "titel: Tiny", 2, "not permitted"),
+        ("name: conversation", "name: chat", 13, "no built-in lengths for 'chat'"),
+        ("{name: batch,", "{name: conversation,", 12, "one of the classes is named more than once"),
+        ("{name: batch,", "{name: batch, lengths: x.csv,", 14, "only classes of a mixture"),
+        ("{name: batch,", "{name: batch, share: -1,", 14, "greater than or equal to 0"),
+        ("duration_s: 40", "duration_s: 40\n  jitter_ms: 5", 12, "a generator has no 'jitter_ms'"),
+        ("duration_s: 40", "duration_s: 40\n  entry_shares: {a: 0}", 12, "a sum above 0"),
+        ("duration_s: 40", "duration_s: 40\n  residency_shares: {eu: 0.5}", 12, "no residency class 'eu'"),
+        ("seeds: [1, 2]", "seeds: [1, 1]", 4, "one of the seeds is named more than once"),
+        ("rate_rps: 1}", "rate_rps: 0.1}", 17, "are 4 intents"),
+        ("rate_rps: 4}", "rate_rps: 1e9}", 18, "intents; a run has 10 to"),
+        ("rate_rps: 4}", "rate_rps: 4, clients: {backoff_ms: 9000}}", 18, "lies over its cap"),
+        ("rate_rps: 4}", "rate_rps: 4, steps: [{at_s: 1}]}", 18, "only a mixture has steps"),
     ],
 )
 def test_an_error_names_its_line(tmp_path: Path, before: str, after: str, line: int, says: str) -> None:
@@ -68,6 +80,18 @@ def test_operations_on_engines_that_are_not_there_are_named(tmp_path: Path) -> N
     )
     with pytest.raises(ExperimentError, match="no replica 2; they are numbered 0 to 1"):
         load(tmp_path, text)
+
+
+def test_broken_rows_of_lengths_are_counted_in_the_notes(tmp_path: Path) -> None:
+    (tmp_path / "lengths.csv").write_text("num_prefill_tokens,num_decode_tokens\n10,1\nx,2\n")
+    text = TEXT.replace("kind: generator", "kind: mixture").replace(
+        "{name: batch,", "{name: batch, lengths: lengths.csv,"
+    )
+    with pytest.raises(ExperimentError, match=r"tiny\.yaml:14: .*1 broken rows; the first is line 3"):
+        load(tmp_path, text)
+    experiment = load(tmp_path, text.replace("duration_s: 40", "duration_s: 40\n  skip_broken: true"))
+    said = notes(experiment, Places(tmp_path, None))
+    assert "Lengths lengths.csv: 1 usable rows, 1 broken ones." in said
 
 
 @pytest.mark.parametrize("name", built_in())

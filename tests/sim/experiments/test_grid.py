@@ -60,6 +60,10 @@ def test_rows_metadata_and_report(tmp_path: Path) -> None:
     assert page.count("<svg viewBox") >= 6 + 2 * 4
     for said in ("Class batch", "Class conversation", "Gap closed", "paired by seed", "built-in generator"):
         assert said in page
+    for chart in ("Load sweep", "TTFT, all intents", "TPOT, answers", "over time"):
+        assert chart in page
+    assert f"numpy {recorded['versions']['numpy']}" in page
+    assert "seeds [1, 2]" in page
 
 
 def test_tuning_gives_every_arm_with_knobs_the_same_number_of_trials(tmp_path: Path) -> None:
