@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from minds.sketch import Sketch, insert
+from minds.sketch import Sketch, bin_of, compacted, sketch_of_bins
 
 
 class Totals(Protocol):
@@ -41,14 +41,12 @@ def sketch_between(before: Totals, after: Totals) -> Sketch | None:
 
 
 def _sketch(bounds_ms: Sequence[float], counts: Sequence[int]) -> Sketch:
-    sketch: Sketch = {}
+    bins: dict[int, int] = {}
     for place, count in enumerate(counts):
         if count > 0:
-            one: Sketch = {}
-            insert(one, _middle_ms(bounds_ms, place))
-            (index,) = one
-            sketch[index] = sketch.get(index, 0) + count
-    return sketch
+            index = bin_of(_middle_ms(bounds_ms, place))
+            bins[index] = bins.get(index, 0) + count
+    return compacted(sketch_of_bins(bins))
 
 
 def _middle_ms(bounds_ms: Sequence[float], place: int) -> float:

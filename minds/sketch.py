@@ -2,63 +2,88 @@
 
 The scheme of DDSketch (Masson, Rim, Lee, VLDB 2019) in its plain form: bin ``i`` holds the values in
 ``(gamma**(i-1), gamma**i]`` with ``gamma = (1 + a) / (1 - a)``, and reads as ``2 * gamma**i / (gamma + 1)``,
-which is within the relative accuracy ``a`` of each of them. Bins are a sparse ``{index: count}``, so that a
-sketch is JSON, adding is exact, and the order of merges never matters. Durations are bounded (a week), hence
-so is the number of bins (about 700).
+which is within the relative accuracy ``a`` of each of them. Adding is exact, and the order of merges never
+matters. Durations are bounded (a week), hence so is the number of bins (about 700).
 
-2% because of what a row costs: with 100 outcomes a second of lognormal latencies, an instance's state takes
-11.1 kB and its windows are read in 121 us; at 1% it is 24.8 kB and 207 us.
+A sketch is bytes: pairs of little-endian 16 bit numbers, a bin and a count, in any order, a bin as often as
+it likes. So merging is joining, at 60 ns instead of microseconds; a sketch that has grown long is put in
+order (``compacted``). As base64 it is JSON; it takes a fifth of the memory of a dict.
+
+2% because of what a row costs: with 100 outcomes a second of lognormal latencies the bins of an instance's
+windows are half as many as at 1%.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable
-from itertools import repeat
-from operator import mul
+
+import numpy as np
+from numpy.typing import NDArray
 
 from schemas.readings import Percentiles
 
 RELATIVE_ACCURACY = 0.02
-COUNTER_PAYS_FROM = 20
 SMALLEST_MS = 1e-3
 """A microsecond: anything shorter counts as that."""
+COMPACT_BYTES = 1_024
+"""A sketch that has grown beyond this is put in order: 256 pairs, where 60 to 100 bins are usual."""
 
 _GAMMA = (1.0 + RELATIVE_ACCURACY) / (1.0 - RELATIVE_ACCURACY)
 _LOG_GAMMA = math.log(_GAMMA)
-_PER_LOG = 1.0 / _LOG_GAMMA
+PER_LOG = 1.0 / _LOG_GAMMA
+"""Bins to a factor of e."""
+_LONGEST_MS = 1e12
+LOWEST_BIN = math.ceil(math.log(SMALLEST_MS) * PER_LOG)
+BINS = math.ceil(math.log(_LONGEST_MS) * PER_LOG) - LOWEST_BIN + 1
+"""How many bins there are: more than any duration that the schemas allow needs."""
+_FULL = 65_535
+_PAIR_BYTES = 4
 
-Sketch = dict[int, int]
-"""Bin index to count."""
+SHARES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+"""Of the published percentiles."""
+
+Sketch = bytes
+EMPTY: Sketch = b""
 
 
-def insert(sketch: Sketch, value_ms: float) -> None:
-    """Count one value in milliseconds; it must be finite and not negative (the schemas refuse others)."""
-    index = math.ceil(math.log(max(value_ms, SMALLEST_MS)) * _PER_LOG)
-    sketch[index] = sketch.get(index, 0) + 1
+def bin_of(value_ms: float) -> int:
+    """The bin of a value in milliseconds; it must be finite and not negative (the schemas refuse others)."""
+    return math.ceil(math.log(min(max(value_ms, SMALLEST_MS), _LONGEST_MS)) * PER_LOG)
 
 
 def sketch_of_values(values_ms: list[float]) -> Sketch:
-    """The sketch of many values, as ``insert`` of each would make it, at a quarter of the cost."""
-    if not values_ms:
-        return {}
-    values: Iterable[float] = values_ms
-    if min(values_ms) < SMALLEST_MS:
-        values = [max(value, SMALLEST_MS) for value in values_ms]
-    bins = map(math.ceil, map(mul, map(math.log, values), repeat(_PER_LOG)))
-    if len(values_ms) > COUNTER_PAYS_FROM:
-        return dict(Counter(bins))
-    sketch: Sketch = {}
-    for index in bins:
-        sketch[index] = sketch.get(index, 0) + 1
-    return sketch
+    """The sketch of these values."""
+    return b"".join([_pair(bin_of(value), 1) for value in values_ms])
 
 
-def merge_into(sketch: Sketch, other: Sketch) -> None:
-    """Add the counts of ``other``."""
-    for index, count in other.items():
-        sketch[index] = sketch.get(index, 0) + count
+def sketch_of_bins(counts: dict[int, int]) -> Sketch:
+    """The sketch that has counted so much in these bins."""
+    return b"".join([_pairs(place, count) for place, count in counts.items()])
+
+
+def merged(sketch: Sketch, other: Sketch) -> Sketch:
+    """Both together."""
+    both = sketch + other
+    return both if len(both) <= COMPACT_BYTES else compacted(both)
+
+
+def compacted(sketch: Sketch) -> Sketch:
+    """The same sketch in its one ordered form: each bin once (more often only beyond 65,535)."""
+    if len(sketch) <= _PAIR_BYTES:
+        return sketch
+    counts = _dense(sketch)
+    places = np.flatnonzero(counts)
+    if counts.max(initial=0) > _FULL:
+        return b"".join(_pairs(int(place) + LOWEST_BIN, int(counts[place])) for place in places)
+    pairs = np.empty((len(places), 2), "<i2")
+    pairs[:, 0] = places + LOWEST_BIN
+    pairs[:, 1] = counts[places].astype("<u2").view("<i2")
+    return pairs.tobytes()
+
+
+def total(sketch: Sketch) -> int:
+    """How many values were counted."""
+    return int(np.frombuffer(sketch, "<u2")[1::2].sum(dtype=np.int64))
 
 
 def quantiles(sketch: Sketch, shares: tuple[float, ...]) -> list[float] | None:
@@ -66,24 +91,38 @@ def quantiles(sketch: Sketch, shares: tuple[float, ...]) -> list[float] | None:
 
     As the ddsketch package ranks them: the value at rank ``share * (count - 1)``, counted from 0.
     """
-    total = sum(sketch.values())
-    if total == 0:
+    if not sketch:
         return None
-    wanted = sorted((share * (total - 1), place) for place, share in enumerate(shares))
-    found = [0.0] * len(shares)
-    seen, at = 0, 0
-    for index in sorted(sketch):
-        seen += sketch[index]
-        while at < len(wanted) and wanted[at][0] < seen:
-            found[wanted[at][1]] = 2.0 * _GAMMA**index / (_GAMMA + 1.0)
-            at += 1
-    return found
+    grown = np.cumsum(_dense(sketch))
+    last = grown[-1] - 1
+    places = np.searchsorted(grown, [share * last for share in shares], side="right")
+    return [2.0 * _GAMMA ** (place + LOWEST_BIN) / (_GAMMA + 1.0) for place in places.tolist()]
 
 
 def percentiles(sketch: Sketch) -> Percentiles | None:
     """The published percentiles of a window, or None where nothing was measured."""
-    found = quantiles(sketch, (0.50, 0.90, 0.95, 0.99))
-    if found is None:
-        return None
-    p50, p90, p95, p99 = found
-    return Percentiles(p50=p50, p90=p90, p95=p95, p99=p99)
+    found = published(sketch)
+    return None if found is None else Percentiles(**found)
+
+
+def published(sketch: Sketch) -> dict[str, float] | None:
+    """The same by name. Four digits, of what is known to 2%: rows are shorter for it."""
+    found = quantiles(sketch, tuple(SHARES.values()))
+    return None if found is None else {n: float(f"{v:.4g}") for n, v in zip(SHARES, found, strict=True)}
+
+
+def _dense(sketch: Sketch) -> NDArray[np.float64]:
+    """Counts by bin from the lowest one on; floats, exact up to 2**53."""
+    pairs = np.frombuffer(sketch, "<i2")
+    places = np.clip(pairs[0::2] - np.int32(LOWEST_BIN), 0, BINS - 1)
+    return np.asarray(np.bincount(places, pairs[1::2].view("<u2")), np.float64)
+
+
+def _pair(place: int, count: int) -> bytes:
+    return place.to_bytes(2, "little", signed=True) + count.to_bytes(2, "little")
+
+
+def _pairs(place: int, count: int) -> bytes:
+    """One pair, and more where the count is larger than one may say."""
+    full, rest = divmod(count, _FULL)
+    return _pair(place, _FULL) * full + (_pair(place, rest) if rest else b"")

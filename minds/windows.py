@@ -1,19 +1,21 @@
 """Rolling windows over outcomes: event-time slots in two rings inside a key's value.
 
 A window is the slots that overlap its span up to now, the current one included: ten 1 s slots for 10 s, six
-and thirty 10 s slots for 1 and 5 minutes. What a ring forgets is decided by the highest record time stamp
+and thirty 10 s slots for 1 and 5 minutes. A slot is fine while its second is recent, then part of a coarse
+one. What a ring forgets is decided by the highest record time stamp
 that the key has seen, never by the events' own clocks: one router with a fast clock can't empty everybody's
 windows, and the same records give the same rings in whatever order they are merged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from copy import copy
 from typing import Protocol
 
 import msgspec
 
-from minds.sketch import Sketch, insert, merge_into, percentiles
+from minds.sketch import EMPTY, Sketch, compacted, merged, percentiles, sketch_of_values
 from schemas.readings import WindowStats
 
 FINE_MS = 1_000
@@ -39,6 +41,8 @@ class OutcomeLike(Protocol):
     @property
     def tpot_ms(self) -> float | None: ...
     @property
+    def queue_ms(self) -> float | None: ...
+    @property
     def output_tokens(self) -> int | None: ...
     @property
     def wasted_tokens(self) -> int | None: ...
@@ -58,17 +62,19 @@ class Cell(msgspec.Struct, array_like=True):
     output_tokens: int = 0
     good_tokens: int = 0
     wasted_tokens: int = 0
-    ttft: Sketch = {}
-    tpot: Sketch = {}
+    ttft: Sketch = EMPTY
+    tpot: Sketch = EMPTY
+    queue: Sketch = EMPTY
 
 
-_COUNTS = tuple(name for name in Cell.__struct_fields__ if name not in ("ttft", "tpot"))
+SKETCHES = ("ttft", "tpot", "queue")
+COUNTS = tuple(name for name in Cell.__struct_fields__ if name not in SKETCHES)
 Slots = dict[int, Cell]
 """Slot number (epoch ms // slot length) to what ended in it."""
 
 
 class Rings(msgspec.Struct):
-    """The slots of one key, fine and coarse; each outcome is in both."""
+    """The slots of one key: each outcome is in one of them, in a fine one while its second is recent."""
 
     fine: Slots = {}
     coarse: Slots = {}
@@ -87,10 +93,10 @@ def count_outcome(slots: Slots, outcome: OutcomeLike) -> None:
     if outcome.within_slo:
         cell.good += 1
         cell.good_tokens += output_tokens
-    if outcome.ttft_ms is not None:
-        insert(cell.ttft, outcome.ttft_ms)
-    if outcome.tpot_ms is not None:
-        insert(cell.tpot, outcome.tpot_ms)
+    for name in SKETCHES:
+        value_ms = getattr(outcome, f"{name}_ms")
+        if value_ms is not None:
+            setattr(cell, name, merged(getattr(cell, name), sketch_of_values([value_ms])))
 
 
 def add_counts(cell: Cell, other: Cell) -> None:
@@ -109,33 +115,69 @@ def add_counts(cell: Cell, other: Cell) -> None:
         cell.lost += other.lost
 
 
+def take_counts(cell: Cell, other: Cell) -> None:
+    """Take the counts of ``other`` from ``cell``."""
+    for name in COUNTS:
+        setattr(cell, name, getattr(cell, name) - getattr(other, name))
+
+
 def add_cell(cell: Cell, other: Cell) -> None:
     """Add ``other`` to ``cell``."""
     add_counts(cell, other)
-    merge_into(cell.ttft, other.ttft)
-    merge_into(cell.tpot, other.tpot)
+    if other.ttft:
+        cell.ttft = merged(cell.ttft, other.ttft)
+    if other.tpot:
+        cell.tpot = merged(cell.tpot, other.tpot)
+    if other.queue:
+        cell.queue = merged(cell.queue, other.queue)
 
 
-def add_slots(rings: Rings, slots: Slots) -> None:
-    """Add fine slots to both rings."""
-    for slot, other in slots.items():
-        _add(rings.fine, slot, other)
-        _add(rings.coarse, slot * FINE_MS // COARSE_MS, other)
+def add_slots(rings: Rings, slots: Slots, mark_ms: int) -> None:
+    """Add fine slots to the rings of a key of the record time ``mark_ms``."""
+    first = mark_ms // FINE_MS - FINE_SLOTS + 1
+    for slot, cell in slots.items():
+        if slot >= first:
+            _add(rings.fine, slot, cell)
+        else:
+            _widen(rings, slot, cell, mark_ms)
+
+
+def _widen(rings: Rings, slot: int, cell: Cell, mark_ms: int) -> None:
+    """Add a fine slot to the coarse ring, unless no window reaches it any more."""
+    wide, coarse = slot * FINE_MS // COARSE_MS, rings.coarse
+    if wide > mark_ms // COARSE_MS - COARSE_SLOTS:
+        if wide not in coarse and (before := coarse.get(wide - 1)) is not None:
+            _compact(before)  # it is as good as complete, and stays for minutes
+        _add(coarse, wide, cell)
 
 
 def _add(ring: Slots, slot: int, other: Cell) -> None:
     cell = ring.get(slot)
     if cell is None:
-        cell = ring[slot] = Cell()
-    add_cell(cell, other)
+        ring[slot] = copy(other)
+    else:
+        add_cell(cell, other)
+
+
+def compact(slots: Slots) -> None:
+    """Put the sketches of these cells in their one ordered form, in place: equal slots are equal then."""
+    for cell in slots.values():
+        _compact(cell)
+
+
+def _compact(cell: Cell) -> None:
+    cell.ttft, cell.tpot, cell.queue = compacted(cell.ttft), compacted(cell.tpot), compacted(cell.queue)
 
 
 def forget_old(rings: Rings, mark_ms: int) -> None:
-    """Drop the slots that no window up to the record time ``mark_ms`` or later can reach."""
-    for ring, slot_ms, keep in ((rings.fine, FINE_MS, FINE_SLOTS), (rings.coarse, COARSE_MS, COARSE_SLOTS)):
-        first = mark_ms // slot_ms - keep + 1
-        for slot in [slot for slot in ring if slot < first]:
-            del ring[slot]
+    """Move the slots that are not recent at the record time ``mark_ms`` to the coarse ring, and drop those
+    that no window up to then or later can reach."""
+    first = mark_ms // FINE_MS - FINE_SLOTS + 1
+    for slot in sorted([slot for slot in rings.fine if slot < first]):
+        _widen(rings, slot, rings.fine.pop(slot), mark_ms)
+    first = mark_ms // COARSE_MS - COARSE_SLOTS + 1
+    for slot in [slot for slot in rings.coarse if slot < first]:
+        del rings.coarse[slot]
 
 
 def window_stats(rings: Iterable[Rings], now_ms: int) -> list[WindowStats]:
@@ -147,18 +189,28 @@ def window_stats(rings: Iterable[Rings], now_ms: int) -> list[WindowStats]:
     return [_window(parts, span_ms, now_ms) for span_ms in SPANS_MS]
 
 
+def cells_of(rings: Rings, slot_ms: int, first: int, last: int) -> Iterator[Cell]:
+    """The cells whose slots of ``slot_ms`` (FINE_MS or COARSE_MS) are from ``first`` to ``last``."""
+    if slot_ms != FINE_MS:
+        for slot, cell in rings.coarse.items():
+            if first <= slot <= last:
+                yield cell
+    for slot, cell in rings.fine.items():
+        if first <= slot * FINE_MS // slot_ms <= last:
+            yield cell
+
+
 def _window(rings: list[Rings], span_ms: int, now_ms: int) -> WindowStats:
     slot_ms = FINE_MS if span_ms // FINE_MS < FINE_SLOTS else COARSE_MS
     last = now_ms // slot_ms
     total = Cell()
     for part in rings:
-        ring = part.fine if slot_ms == FINE_MS else part.coarse
-        for slot, cell in ring.items():
-            if last - span_ms // slot_ms < slot <= last:
-                add_cell(total, cell)
+        for cell in cells_of(part, slot_ms, last - span_ms // slot_ms + 1, last):
+            add_cell(total, cell)
     return WindowStats(
         span_ms=span_ms,
-        **{name: getattr(total, name) for name in _COUNTS},
+        **{name: getattr(total, name) for name in COUNTS},
         ttft_ms=percentiles(total.ttft),
         tpot_ms=percentiles(total.tpot),
+        queue_ms=percentiles(total.queue),
     )

@@ -33,5 +33,13 @@ class EndpointRow(Row):
         description="The agent that watches it, and removes the row when it no longer does.",
     )
 
+    host: Name | None = Field(
+        default=None, description="The host that it runs on, by the name that fleet.gpus has for it."
+    )
+    gpus: Annotated[list[Name], Field(max_length=64)] = Field(
+        default=[],
+        description="UUIDs of its own GPUs or MIG devices; empty: which of its host's is not said.",
+    )
+
     def key(self) -> str:
         return self.instance

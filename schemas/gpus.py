@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from schemas.base import Count, EpochMs, Event, Name
+from schemas.base import Count, DurationMs, EpochMs, Event, Name
 from schemas.readings import UNKNOWN, Reading
 
 
@@ -44,7 +44,12 @@ class GpuSample(Event):
     nvlink_errors_total: Reading = Field(default=UNKNOWN, description="Replays, recoveries and flit CRCs.")
     xid_total: Reading = UNKNOWN
     xid_last: Count | None = None
+    xid_last_at_ms: EpochMs | None = None
     mig_enabled: bool | None = None
     throttle_reasons: Annotated[list[Name], Field(max_length=32)] | None = Field(
         default=None, description="What holds the clocks down now; None where unknown."
+    )
+    valid_for_ms: DurationMs | None = Field(
+        default=None,
+        description="How old the sample may be and still be fresh: a few intervals of the agent.",
     )

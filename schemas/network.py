@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from schemas.base import EpochMs, Event, Name
+from schemas.base import DurationMs, EpochMs, Event, Name
 from schemas.readings import Reading
 
 
@@ -23,3 +23,7 @@ class LinkProbe(Event):
     loss_ratio: Reading
     bandwidth_mbit_per_s: Reading
     egress_usd_per_gib: Annotated[float, Field(ge=0, le=1000)] | None = None
+    valid_for_ms: DurationMs | None = Field(
+        default=None,
+        description="How old a reading may be and still be fresh: a few of the probe's intervals.",
+    )

@@ -1,11 +1,10 @@
-"""Many records of a raw topic at once, decoded to only the fields that a reader uses.
+"""Records of a raw topic decoded to only the fields that a reader uses.
 
 What it does not use it does not check: another reader may refuse a record that this one took.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -20,12 +19,12 @@ from schemas.topics import Topic
 class ProjectedReader:
     """Decodes the records of one raw topic, single events and envelopes, to structs of some fields."""
 
-    def __init__(self, topic: Topic, fields: tuple[str, ...]) -> None:
+    def __init__(self, topic: Topic, fields: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
         model: Any = topic.model
         self._topic = topic
         self._single = (SCHEMA_HEADER, header_of(model).encode())
         self._batch = (SCHEMA_HEADER, envelope_header(model).encode())
-        event: Any = projection_of(model, fields)
+        event: Any = projection_of(model, fields, optional)
         self._one = msgspec.json.Decoder(event)
         frame: Any = struct_of(Envelope[model], False)
         others = [
@@ -39,25 +38,6 @@ class ProjectedReader:
         self._many: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
             msgspec.defstruct("ProjectedEnvelope", [*others, ("events", several)], gc=False)
         )
-
-    def singles(self, records: Sequence[Any]) -> list[Any] | None:
-        """The events of records that each hold a single one, or None where any of them does not.
-
-        All values are decoded as one text of lines, which costs half as much as one by one and says the same
-        of every record that holds one value and of all damage by accident: a number of events other than that
-        of the records, or a text that does not decode, is left to ``events``. Only a record of two events
-        right beside two that are the halves of one would pass, and count as the three events that they are.
-        """
-        single = self._single
-        values = [record.value for record in records if single in record.headers]
-        count = len(values)
-        if count != len(records) or None in values:
-            return None
-        try:
-            events: list[Any] = self._one.decode_lines(b"\n".join(values))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return None
-        return events if len(events) == count else None
 
     def events(self, headers: Headers, value: bytes | None) -> list[Any]:
         """The events of one record. Raises Refused."""

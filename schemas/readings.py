@@ -70,3 +70,4 @@ class WindowStats(Record):
     wasted_tokens: Annotated[int, Field(ge=0)] = 0
     ttft_ms: Percentiles | None = None
     tpot_ms: Percentiles | None = None
+    queue_ms: Percentiles | None = Field(default=None, description="Wait at the router before dispatch.")

@@ -6,10 +6,48 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from schemas.base import Count, EpochMs, Name, PoolId, Row
-from schemas.readings import UNKNOWN, EngineGauges, Reading, WindowStats
+from schemas.base import Count, DurationMs, EpochMs, Name, PoolId, Record, Row, Sentence
+from schemas.readings import UNKNOWN, EngineGauges, Percentiles, Quality, Reading, WindowStats
 
 InstanceState = Literal["ready", "degraded", "draining", "unreachable", "unknown"]
+GpuState = Literal["ok", "degraded", "lost", "unknown"]
+
+
+class GpuHealth(Record):
+    """How the GPUs of an instance are; ``unknown`` where nothing ties it to any, or none was heard of."""
+
+    state: GpuState = "unknown"
+    quality: Quality = "unknown"
+    age_ms: DurationMs | None = Field(default=None, description="Of the oldest sample that it rests on.")
+    reasons: Annotated[list[Sentence], Field(max_length=16)] = Field(
+        default=[], description="What is wrong, GPU by GPU."
+    )
+
+
+class EngineWindow(Record):
+    """What an engine measured itself over the last ``span_ms``, from its own histograms.
+
+    ``ttft_ms`` counts from the request's arrival at the engine, ``queue_ms`` is its wait there; ``itl_ms`` is
+    the time between two tokens, ``tpot_ms`` a request's mean of it. Absent: not told, or nothing measured.
+    """
+
+    span_ms: DurationMs
+    ttft_ms: Percentiles | None = None
+    itl_ms: Percentiles | None = None
+    tpot_ms: Percentiles | None = None
+    queue_ms: Percentiles | None = None
+
+
+class LinkReading(Record):
+    """The way from a row's region to another: what was measured, and what operators say of it."""
+
+    to_region: Name
+    rtt_ms: Reading = UNKNOWN
+    loss_ratio: Reading = UNKNOWN
+    bandwidth_mbit_per_s: Reading = UNKNOWN
+    egress_usd_per_gib: Reading = Field(
+        default=UNKNOWN, description="Price of a GiB that leaves the row's region for the other."
+    )
 
 
 class InstanceRow(Row):
@@ -35,6 +73,20 @@ class InstanceRow(Row):
     quarantined: bool = Field(default=False, description="It has just said something impossible.")
     windows: list[WindowStats] = Field(default=[], description="10 s, 1 min, 5 min.")
     late_events: Count = Field(default=0, description="Outcomes too old for any window.")
+    gpu_health: GpuHealth = GpuHealth()
+    engine_windows: list[EngineWindow] = Field(
+        default=[], description="10 s, 1 min, 5 min of the engine's own latencies; empty: it tells none."
+    )
+    requests_in_flight: Reading = Field(
+        default=UNKNOWN, description="By the log: decisions for its boot that have no outcome yet."
+    )
+    work_tokens_in_flight: Reading = Field(default=UNKNOWN, description="Their work, as it was predicted.")
+    kv_events_at_ms: EpochMs | None = Field(
+        default=None, description="Newest KV event of its boot; None: its cache's content is not told."
+    )
+    kv_evicted_blocks_per_s: Reading = Field(
+        default=UNKNOWN, description="Fleet blocks that left its cache, over the last minute."
+    )
 
     def key(self) -> str:
         return self.instance
@@ -73,6 +125,11 @@ class RegionRow(Row):
     leased_work_tokens: Reading = UNKNOWN
     headroom_work_tokens: Reading = UNKNOWN
     windows: list[WindowStats] = []
+    requests_in_flight: Reading = Field(
+        default=UNKNOWN, description="By the log, over instances that serve: dispatched and not ended."
+    )
+    work_tokens_in_flight: Reading = Field(default=UNKNOWN, description="Their work, as it was predicted.")
+    links: list[LinkReading] = Field(default=[], description="To every other region that is known.")
 
     def key(self) -> str:
         return f"{self.region}|{self.pool}"

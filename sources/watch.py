@@ -215,6 +215,8 @@ class EndpointWatch:
             reachable=self.reachable,
             draining=self.config.draining,
             source=self._source,
+            host=self.config.host,
+            gpus=self.config.gpus,
         )
 
 

@@ -15,11 +15,13 @@ from minds.closing import Ending, Ledger, Mark, OpenDecision, RouterWatch, lost_
 from schemas.codec import Refused, decode_events, envelope_headers, to_json
 from schemas.envelopes import Envelope
 from schemas.outcomes import Outcome
-from schemas.topics import DECISIONS, OUTCOMES, ROUTERS, Topic
+from schemas.topics import DECISIONS, OUTCOMES, ROUTERS
 from streams.faust_tables import Ownership, Settler, Write, raw_table, stateful_agent
 from streams.health import Health, Metrics
 from streams.lag import OffsetProbe, Place
 from streams.options import StreamsOptions
+from streams.outcome_ends import OutcomeEnds, ended_ids
+from streams.record_batches import RecordBatch
 from transport.clock import monotonic_ms, now_ms
 from transport.dead_letters import DeadLetterWriter, TooManyDeadLetters
 from transport.table_reader import TableReader
@@ -66,17 +68,18 @@ class Closer:
         self._metrics = metrics
         self._table = raw_table(app, TABLE)
         self._ledgers: dict[int, Ledger] = {}
-        self._applied: dict[Place, int] = {}
+        self.applied: dict[Place, int] = {}
+        """The last offset of each topic and partition whose events are in the ledgers."""
         self._unstored: set[Place] = set()
         self._pending: set[str] = set()
         self._watch = RouterWatch()
-        self._ends: dict[Place, int] | None = None
+        self._complete_at: dict[Place, int] | None = None
         self._settle_from_ms = 0.0
         self.settler = Settler(self._collect)
         self.ownership = Ownership(app, DECISIONS.name)
         self.ownership.follow(self._table, self._load, self._lose)
         stateful_agent(app, DECISIONS.name, self._take_decisions, health)
-        stateful_agent(app, OUTCOMES.name, self._take_outcomes, health)
+        self._outcomes = OutcomeEnds(options.bootstrap, self._take_outcomes)
 
     # ------------------------------------------------------------------------------------------- the table
 
@@ -90,18 +93,20 @@ class Closer:
                 continue
             ledger = self._ledgers[int(partition)]
             if key.startswith(_OFFSET):
-                self._applied[name, int(partition)] = msgspec.msgpack.decode(value)
+                self.applied[name, int(partition)] = msgspec.msgpack.decode(value)
             elif isinstance(entry := _ENTRY.decode(value), Mark):
                 ledger.marks[name] = entry
             else:
                 ledger.open[name] = entry
-        self._ends, self._settle_from_ms = None, monotonic_ms()
+        self._complete_at, self._settle_from_ms = None, monotonic_ms()
+        self._outcomes.follow({p: self.applied.get((OUTCOMES.name, p), -1) + 1 for p in partitions})
         still_open = sum(len(ledger.open) for ledger in self._ledgers.values())
         log.info("table_recovered", table=TABLE, open=still_open, partitions=sorted(partitions))
 
     def _lose(self) -> None:
-        self._ledgers, self._applied = {}, {}
+        self._ledgers, self.applied = {}, {}
         self._unstored, self._pending = set(), set()
+        self._outcomes.follow({})
         self.settler.drop()
 
     def _collect(self) -> list[Write]:
@@ -117,7 +122,7 @@ class Closer:
             ledger.changed.clear()
         for topic, partition in self._unstored:
             key = _OFFSET + f"{partition}|{topic}".encode()
-            value = msgspec.msgpack.encode(self._applied[topic, partition])
+            value = msgspec.msgpack.encode(self.applied[topic, partition])
             writes.append((self._table, key, value, partition))
         self._unstored.clear()
         return writes
@@ -125,46 +130,48 @@ class Closer:
     # ------------------------------------------------------------------------------------------ the agents
 
     async def _take_decisions(self, stream: Any) -> None:
-        await self._take_all(stream, DECISIONS)
-
-    async def _take_outcomes(self, stream: Any) -> None:
-        await self._take_all(stream, OUTCOMES)
-
-    async def _take_all(self, stream: Any, topic: Topic) -> None:
         async for event in stream.noack().events():
             message = event.message
             try:
-                self._take(topic, message)
+                self._take_decision(message)
             except Refused as refused:
-                # Of outcomes, the combiner puts bad ones aside: one dead letter a record is enough.
-                if topic is DECISIONS and not await self._put_aside(message, refused):
+                if not await self._put_aside(message, refused):
                     return
             except Exception as error:  # a record that we can't handle must not stop the rest
-                log.exception("record_failed", topic=topic.name, offset=message.offset)
-                reason = f"{topic.name}: the record could not be taken: {type(error).__name__}."
+                log.exception("record_failed", topic=message.topic, offset=message.offset)
+                reason = f"{message.topic}: the record could not be taken: {type(error).__name__}."
                 if not await self._put_aside(message, Refused("impossible_value", reason)):
                     return
             self.settler.note(event)
 
-    def _take(self, topic: Topic, message: Any) -> None:
-        at = (topic.name, message.partition)
+    def _take_decision(self, message: Any) -> None:
         ledger = self._ledgers.get(message.partition)
-        if ledger is None or message.offset <= self._applied.get(at, -1):
+        if ledger is None or not self._moves((DECISIONS.name, message.partition), message.offset):
             return
-        self._applied[at] = message.offset
-        self._unstored.add(at)
-        events = decode_events(topic, tuple(message.headers or ()), message.value).events
-        if topic is DECISIONS:
-            producer = (message.key or b"").decode("utf-8", "replace")
-            for decision in events:
-                ledger.decided(open_decision(decision, producer))
-            self._dead.accepted()
-            self._metrics.events.labels(topic.name).inc(len(events))
+        events = decode_events(DECISIONS, tuple(message.headers or ()), message.value).events
+        producer = (message.key or b"").decode("utf-8", "replace")
+        for decision in events:
+            ledger.decided(open_decision(decision, producer))
+        self._dead.accepted()
+        self._metrics.events.labels(DECISIONS.name).inc(len(events))
+
+    def _take_outcomes(self, batch: RecordBatch) -> None:
+        at = (OUTCOMES.name, batch.tp.partition)
+        ledger, first = self._ledgers.get(batch.tp.partition), self.applied.get(at, -1) + 1
+        if ledger is None or not self._moves(at, batch.next_offset - 1):
             return
         now = now_ms()
-        for outcome in events:
-            self._pending.discard(outcome.decision_id)
-            ledger.ended(outcome.decision_id, now)
+        for decision_id in ended_ids(batch, first):
+            self._pending.discard(decision_id)
+            ledger.ended(decision_id, now)
+
+    def _moves(self, at: Place, offset: int) -> bool:
+        """Note an offset as applied; False where it was before."""
+        if offset <= self.applied.get(at, -1):
+            return False
+        self.applied[at] = offset
+        self._unstored.add(at)
+        return True
 
     async def _put_aside(self, message: Any, refused: Refused) -> bool:
         self._metrics.dead.labels(message.topic).inc()
@@ -182,6 +189,11 @@ class Closer:
 
     async def run(self) -> None:
         """Close and store each second until cancelled; broker trouble is waited out."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._outcomes.run())
+            tasks.create_task(self._keep_ticking())
+
+    async def _keep_ticking(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             try:
@@ -211,11 +223,13 @@ class Closer:
 
     async def _caught_up(self) -> bool:
         """Whether both topics have been read at least up to where they ended at the takeover."""
-        if self._ends is None:
+        if self._complete_at is None:
             names = [topic.name for topic in (DECISIONS, OUTCOMES)]
-            self._ends = await self._probe.ends([(name, p) for name in names for p in self._ledgers])
-        self._ends = {at: end for at, end in self._ends.items() if self._applied.get(at, -1) < end - 1}
-        return not self._ends
+            self._complete_at = await self._probe.ends([(name, p) for name in names for p in self._ledgers])
+        self._complete_at = {
+            at: end for at, end in self._complete_at.items() if self.applied.get(at, -1) < end - 1
+        }
+        return not self._complete_at
 
     async def _emit(self, partition: int, entry: OpenDecision, ending: Ending, now: int) -> None:
         envelope: Envelope[Outcome] = Envelope[Outcome](

@@ -11,11 +11,11 @@ from aiokafka.errors import IllegalStateError, KafkaError
 
 from schemas.codec import Refused, headers_for, to_json
 from schemas.operations import Claim, Rollup
-from schemas.topics import CLAIMS, ROLLUPS
+from schemas.topics import CLAIMS, DECISIONS, ROLLUPS
 from streams.health import Health, Metrics
-from streams.interval import SOURCES, ClockBounds, SourceInterval, rollups_of
+from streams.interval import SOURCES, ClockBounds, Outcomes, SourceInterval, rollups_of
 from streams.options import StreamsOptions
-from streams.record_batches import fetch_batches
+from streams.record_batches import RecordBatch, fetch_batches
 from transport.clock import monotonic_ms, now_ms
 from transport.dead_letters import DeadLetterWriter, TooManyDeadLetters
 
@@ -27,9 +27,11 @@ CATCHING_UP_S = 1.0
 FAR_BEHIND = 50_000
 """Records: only with so many more to read does an interval grow, up to the time above."""
 PRODUCE_TIMEOUT_S = 20.0
-FETCH_MIN_BYTES = 64 * 1024
-FETCH_WAIT_MS = 20
-"""A fetch waits for so much, or so long: fewer and larger ones cost a fifth less CPU."""
+FETCH_WAIT_MS = 200
+FETCH_BYTES = 1024 * 1024
+"""Of a partition. A flush takes two fetches: what came right after the last one, and all that came since."""
+LAST_FETCH_S = 0.006
+"""How long a flush waits for the second: the broker answers at once where there is anything."""
 
 
 class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -56,10 +58,12 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
         self._metrics = metrics
         self._bounds = ClockBounds(options.wrong_clock_ahead_ms, options.wrong_clock_behind_ms)
         self._sources: dict[TopicPartition, SourceInterval] = {}
+        self._outcomes = Outcomes()
         self._events = {topic: metrics.events.labels(topic) for topic in SOURCES}
         self._assigned = False
         self._broken = True
         self._turn = asyncio.Lock()
+        self._next_flush_s = 0.0
         self._lagging_since_ms: float | None = None
         self._down_since_ms: float | None = monotonic_ms()
         health.add("combiner", live=self._stalled, ready=self._not_ready)
@@ -89,8 +93,8 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
                 auto_offset_reset="earliest",
                 session_timeout_ms=6_000,
                 heartbeat_interval_ms=1_500,
-                fetch_min_bytes=FETCH_MIN_BYTES,
                 fetch_max_wait_ms=FETCH_WAIT_MS,
+                max_partition_fetch_bytes=FETCH_BYTES,
                 request_timeout_ms=20_000,
                 metadata_max_age_ms=30_000,
             )
@@ -146,7 +150,9 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
         self._sources = {}
         for tp, base in starts.items():
             consumer.seek(tp, base)
-            self._sources[tp] = SourceInterval(tp.topic, tp.partition, generations[tp], base, base)
+            self._sources[tp] = SourceInterval(
+                tp.topic, tp.partition, generations[tp], base, base, self._outcomes
+            )
         self._broken, self._down_since_ms = False, None
         log.info("combining", sources=len(starts), generations=sorted(generations.values())[-1:])
 
@@ -159,33 +165,41 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
         return sent
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
-        """One interval's records; returns when its time is up, it is full, or it is broken.
+        """One interval's records: what there is at its end, read then. Broken ones return early.
 
         While far more waits than was read, freshness is lost anyway: then an interval may grow, so that
         catching up costs stage two less.
         """
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        ends, latest = began + self._options.flush_ms / 1000.0, began + CATCHING_UP_S
-        events = 0
+        flush_s = self._options.flush_ms / 1000.0
+        self._next_flush_s = max(self._next_flush_s + flush_s, loop.time())
+        await asyncio.sleep(self._next_flush_s - loop.time())
+        began, events, wait_s = loop.time(), 0, 0.0
         while events < MAX_EVENTS and not self._broken:
-            left_s = ends - loop.time()
-            if left_s <= 0:
-                read = sum(source.upto - source.base for source in self._sources.values())
-                if loop.time() >= latest or self._behind(consumer) <= max(4 * read, FAR_BEHIND):
+            batches = await fetch_batches(consumer, wait_s)
+            for batch in batches:
+                events += await self._take(batch)
+            behind = self._behind(consumer)
+            if behind > max(4 * events, FAR_BEHIND):
+                if loop.time() >= began + CATCHING_UP_S:
                     return
-                left_s = self._options.flush_ms / 1000.0
-            for batch in await fetch_batches(consumer, min(left_s, max(0.0, latest - loop.time()))):
-                source = self._sources.get(batch.tp)
-                if source is None:
-                    continue
-                taken, refused = source.take(batch.records, self._bounds, batch.first_ms, batch.last_ms)
-                events += taken + len(refused)
-                self._events[batch.tp.topic].inc(taken)
-                self._dead.accepted(len(batch.records) - len(refused))
-                for record, reason in refused:
-                    await self._put_aside(batch.tp, record, reason)
-            await asyncio.sleep(0)
+            elif loop.time() >= began + flush_s or (wait_s and not behind):
+                return
+            wait_s = flush_s if behind else LAST_FETCH_S
+
+    async def _take(self, batch: RecordBatch) -> int:
+        """Fold a batch; returns how many events it held."""
+        source = self._sources.get(batch.tp)
+        if source is None:
+            return 0
+        taken, refused = source.take(batch, self._bounds)
+        if batch.tp.topic == DECISIONS.name:  # the closer counts them, and puts bad ones aside
+            return taken + len(refused)
+        self._events[batch.tp.topic].inc(taken)
+        self._dead.accepted(len(batch) - len(refused))
+        for record, reason in refused:
+            await self._put_aside(batch.tp, record, reason)
+        return taken + len(refused)
 
     async def _put_aside(self, tp: TopicPartition, record: Any, refused: Refused) -> None:
         self._metrics.dead.labels(tp.topic).inc()
@@ -224,6 +238,7 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
         self._metrics.rollups.inc(len(sent))
         for source in read.values():
             source.next()
+        self._outcomes.forget_names()
         self._lagging_since_ms = None
         self._metrics.flush_ms.observe(monotonic_ms() - began_ms)
 

@@ -2,26 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
 
-from minds.capacity.folds import Delta, fold_telemetry, parse_key
-from minds.capacity.outcomes import FIELDS, OutcomeFold, names_are_sound
+from minds.capacity import cache_events
+from minds.capacity.columns import ColumnFold, Keys
+from minds.capacity.columns import warm_up as warm_up_columns
+from minds.capacity.folds import Delta, fold_decision, fold_kv_event, fold_telemetry, parse_key
+from minds.capacity.outcomes import FIELDS, OPTIONAL, OutcomeFold, keys_are_sound, names_are_sound
 from minds.windows import LATE_AFTER_MS
 from schemas.codec import Refused, decode_events
 from schemas.projections import ProjectedReader
-from schemas.topics import OUTCOMES, ROLLUPS, TELEMETRY
+from schemas.topics import DECISIONS, KV, OUTCOMES, ROLLUPS, TELEMETRY
+from streams.outcome_columns import OutcomeReader
+from streams.outcome_columns import warm_up as warm_up_reader
+from streams.record_batches import RecordBatch
 from streams.rollups import WireSegment, encode_delta, encode_rollup
 from transport.partitioning import partition_of
 
-SOURCES = (OUTCOMES.name, TELEMETRY.name)
+SOURCES = (OUTCOMES.name, TELEMETRY.name, DECISIONS.name, KV.name)
 """What the combiner reads."""
 TARGET_RECORD_BYTES = 512 * 1024
 """A rollup is split beyond this; each part holds other keys, so the merge rule does not mind."""
+MOST_NAMES = 200_000
+"""Names of instances, boots, regions and pools that are remembered: a few megabytes."""
 
-_OUTCOMES = ProjectedReader(OUTCOMES, FIELDS)
+_OUTCOMES = ProjectedReader(OUTCOMES, FIELDS, OPTIONAL)
+_DECISION_FIELDS = (
+    *("pool", "instance", "instance_boot", "region", "entry_region"),
+    *("verdict", "at_ms", "deadline_at_ms", "work_tokens"),
+)
+_TOLD: dict[str, tuple[ProjectedReader, Callable[[dict[str, Delta], Any, int], None]]] = {
+    DECISIONS.name: (ProjectedReader(DECISIONS, _DECISION_FIELDS), fold_decision),
+    KV.name: (ProjectedReader(KV, cache_events.FIELDS), fold_kv_event),
+}
+
+
+class Outcomes:
+    """What reads a combiner's outcomes: the reader, and the keys of the names that it knows."""
+
+    def __init__(self) -> None:
+        self.reader = OutcomeReader()
+        self.keys = Keys(self.reader.names)
+
+    def forget_names(self) -> None:
+        """Start the names anew where there are too many; only while no interval holds any outcome."""
+        if len(self.reader.names) > MOST_NAMES:
+            self.reader.forget_names()
+            self.keys = Keys(self.reader.names)
+
+
+def warm_up() -> None:
+    """Compile what stage one runs, or load what was compiled before: seconds the first time."""
+    warm_up_columns()
+    warm_up_reader()
 
 
 class RecordLike(Protocol):
@@ -57,8 +93,10 @@ class SourceInterval:
     generation: int
     base: int
     upto: int
+    reading: Outcomes
     mark_ms: int = 0
     """The latest time stamp of its records."""
+    _columns: ColumnFold | None = None
     _outcomes: OutcomeFold = field(default_factory=OutcomeFold)
     _told: dict[str, Delta] = field(default_factory=dict)
 
@@ -70,46 +108,46 @@ class SourceInterval:
     @property
     def deltas(self) -> dict[str, Delta]:
         """The interval as deltas; made anew at each call."""
-        return self._told if self.topic == TELEMETRY.name else self._outcomes.deltas(self.mark_ms)
+        if self.topic != OUTCOMES.name:
+            return self._told
+        deltas = self._outcomes.deltas(self.mark_ms)
+        if self._columns is not None:
+            self._columns.add_to(deltas, self.mark_ms)
+        return deltas
 
-    def take(
-        self, records: Sequence[RecordLike], bounds: ClockBounds, first_ms: int, last_ms: int
-    ) -> tuple[int, list[RefusedRecord]]:
-        """Fold records in order, whose time stamps lie between the two times.
+    def take(self, batch: RecordBatch, bounds: ClockBounds) -> tuple[int, list[RefusedRecord]]:
+        """Fold the records of a batch that were not read before, in order.
 
         Returns how many events they held, and which could not be used as a whole; what could be used of those
         is folded even then. All have been read: ``upto`` moves past them.
         """
-        if records and records[0].offset < self.upto:
-            records = [record for record in records if record.offset >= self.upto]
-        if not records:
+        first = self.upto
+        if batch.next_offset <= first:
             return 0, []
-        self.upto = records[-1].offset + 1
-        self.mark_ms = max(self.mark_ms, last_ms)
-        if self.topic == TELEMETRY.name:
-            return self._each(records, self._telemetry, bounds)
-        plain = (last_ms - LATE_AFTER_MS, first_ms + bounds.ahead_ms)
-        events = _OUTCOMES.singles(records)
-        if events is None:
-            return self._each(records, self._outcome, bounds)
-        refused: list[RefusedRecord] = []
-        if odd := self._outcomes.take(events, *plain):
-            marked = {id(event) for event in odd}
-            for record, event in zip(records, events, strict=True):
-                if id(event) in marked:
-                    try:
-                        self._closely([event], record, bounds)
-                    except Refused as error:
-                        refused.append((record, error))
-        return len(events), refused
+        self.upto = batch.next_offset
+        self.mark_ms = max(self.mark_ms, batch.last_ms)
+        if self.topic != OUTCOMES.name:
+            records = [record for record in batch.records if record.offset >= first]
+            fold = self._telemetry if self.topic == TELEMETRY.name else self._others
+            return self._each(records, fold, bounds)
+        read = self.reading.reader.read(
+            batch, batch.last_ms - LATE_AFTER_MS, batch.first_ms + bounds.ahead_ms, first
+        )
+        if self._columns is None:
+            self._columns = ColumnFold(self.reading.keys)
+        self._columns.take(read)
+        if not read.odd:
+            return len(read), []
+        events, refused = self._each([batch.records[place] for place in read.odd], self._outcome, bounds)
+        return len(read) + events, refused
 
     def next(self) -> None:
         """Start the next interval: this one is committed."""
         self.base, self.mark_ms = self.upto, 0
-        self._outcomes, self._told = OutcomeFold(), {}
+        self._columns, self._outcomes, self._told = None, OutcomeFold(), {}
 
     def _each(
-        self, records: Sequence[RecordLike], fold: Any, bounds: ClockBounds
+        self, records: Sequence[RecordLike], fold: Callable[[Any, ClockBounds], int], bounds: ClockBounds
     ) -> tuple[int, list[RefusedRecord]]:
         events, refused = 0, []
         for record in records:
@@ -141,6 +179,25 @@ class SourceInterval:
                 self._outcomes.take_one(outcome, record.timestamp)
         if wrong is not None:
             raise wrong
+
+    def _others(self, record: RecordLike, bounds: ClockBounds) -> int:
+        """Decisions and KV events: of both a few fields are read."""
+        reader, fold = _TOLD[self.topic]
+        events = reader.events(record.headers, record.value)
+        wrong: Refused | None = None
+        for event in events:
+            try:
+                _check_clock(self.topic, event.at_ms - record.timestamp, bounds)
+                if not keys_are_sound(event):
+                    reason = f"{self.topic}: a name holds characters that no name may have."
+                    raise Refused("impossible_value", reason)
+            except Refused as error:
+                wrong = error
+            else:
+                fold(self._told, event, record.timestamp)
+        if wrong is not None:
+            raise wrong
+        return len(events)
 
     def _telemetry(self, record: RecordLike, bounds: ClockBounds) -> int:
         events = decode_events(TELEMETRY, tuple(record.headers), record.value).events

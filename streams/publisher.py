@@ -10,12 +10,15 @@ import structlog
 from aiokafka.errors import KafkaError
 
 from minds.capacity.folds import instance_key, parse_key, region_key
+from minds.capacity.gpu_health import GpuTable
+from minds.capacity.links import Links
 from minds.capacity.rows import Stamp, has_left, heard_at_ms, instance_row, region_row
 from minds.rows import Change
 from schemas.base import Row
 from schemas.operations import AlertRow
 from schemas.topics import ALERTS, ENDPOINTS, INSTANCES, LEASES, POLICY, QUOTAS, REGIONS, ROUTERS, Topic
 from streams.capacity import CapacityStage
+from streams.event_tail import EventTail
 from streams.grants import PoolGrants
 from streams.health import Health, Metrics
 from streams.interval import rollup_partition
@@ -37,6 +40,8 @@ CLAIM_TIMEOUT_S = 20.0
 YIELD_EVERY = 50
 """Rows between two turns for others."""
 IDLE_S = 0.25
+TIDY_EVERY_MS = 30_000.0
+"""How often what links and GPUs have not repeated is forgotten, and the list of regions made anew."""
 
 
 class Publisher:
@@ -51,6 +56,9 @@ class Publisher:
         options: StreamsOptions,
         stage: CapacityStage,
         reader: TableReader,
+        tail: EventTail,
+        links: Links,
+        gpus: GpuTable,
         rows: RowProducer,
         batches: RowBatches,
         health: Health,
@@ -59,6 +67,11 @@ class Publisher:
         self._options = options
         self._stage = stage
         self._reader = reader
+        self._tail = tail
+        self._links = links
+        self._gpus = gpus
+        self._places: frozenset[str] = frozenset()
+        self._tidied_ms = float("-inf")
         self._rows = rows
         self._batches = batches
         self._counts = {topic.name: metrics.rows.labels(topic.name) for topic in OWNED}
@@ -99,7 +112,7 @@ class Publisher:
     async def _tick(self) -> None:
         self._stage.wake.clear()
         ownership = self._stage.ownership
-        if not ownership.recovered or not self._reader.caught_up:
+        if not ownership.recovered or not self._reader.caught_up or not self._tail.caught_up:
             self._owned = {}
             return
         if ownership.turn != self._turn:
@@ -109,6 +122,7 @@ class Publisher:
             if ownership.turn != self._turn:
                 return
             self._owned[partition] = owned
+        self._tidy()
         changed, self._stage.changed = self._stage.changed, set()
         registry, self._registry = self._registry, set()
         await self._instances(changed, registry)
@@ -123,7 +137,16 @@ class Publisher:
             log.warning("instance_quarantine", state=alert.state, instance=alert.subject, why=alert.summary)
             await self._rows.put(ALERTS, alert, partition_key=alert.alert_id)
         if self._batches.waiting:
-            await self._batches.send()
+            for name, rows in (await self._batches.send()).items():
+                self._counts[name].inc(rows)
+
+    def _tidy(self) -> None:
+        if monotonic_ms() - self._tidied_ms < TIDY_EVERY_MS:
+            return
+        self._tidied_ms = monotonic_ms()
+        self._links.forget_old(now_ms())
+        self._gpus.forget_old(now_ms())
+        self._places = frozenset(seen.row.region for seen in self._reader.view(ENDPOINTS).rows())
 
     # --------------------------------------------------------------------------------------------- claims
 
@@ -227,15 +250,16 @@ class Publisher:
     def _refresh(self, partition: int, owned: Owned, endpoint: Any, pool: str, now: int) -> None:
         key = instance_key(pool, endpoint.instance)
         live = self._stage.state(key)
-        if has_left(endpoint, live, now):
+        heard_ms = heard_at_ms(endpoint, live)
+        if has_left(heard_ms, now):
             self._drop(partition, owned, pool, endpoint.instance)
             return
         owned.version += 1
-        row = instance_row(endpoint, live, Stamp(now, owned.epochs[INSTANCES.name], owned.version))
-        options = self._options
-        due_ms = due_at_ms(
-            row, heard_at_ms(endpoint, live), now, options.heartbeat_ms, options.quiet_heartbeat_ms
+        row = instance_row(
+            endpoint, live, Stamp(now, owned.epochs[INSTANCES.name], owned.version), self._gpus
         )
+        options = self._options
+        due_ms = due_at_ms(row, heard_ms, now, options.heartbeat_ms, options.quiet_heartbeat_ms)
         owned.show(
             key, row, (endpoint.region, pool), due_ms, live.knee_tokens_per_s if live is not None else None
         )
@@ -273,6 +297,7 @@ class Publisher:
                 live,
                 grants.figures if grants is not None else None,
                 Stamp(now, owned.epochs[REGIONS.name], owned.version),
+                self._links.links_of(region, self._places, now),
             )
             shown.touched = False
             wait_ms = self._options.members_ms if shown.stale else self._options.heartbeat_ms
@@ -319,7 +344,6 @@ class Publisher:
     def _put(self, partition: int, owned: Owned, topic: Topic, key: str, row: Any) -> None:
         owned.published.setdefault(topic.name, set()).add(key)
         self._batches.put(topic, partition, key, row)
-        self._counts[topic.name].inc()
 
     async def _put_row(self, topic: Topic, owned: Owned, row: Row, pool: str) -> None:
         owned.published.setdefault(topic.name, set()).add(row.key())
@@ -353,6 +377,8 @@ class Publisher:
         ownership = self._stage.ownership
         if not self._reader.caught_up:
             return "The tables of endpoints, policy and routers are not read yet."
+        if not self._tail.caught_up:
+            return "The last minutes of links and GPUs are not read yet."
         if not ownership.recovered:
             return "The capacity tables are not recovered from their changelogs yet."
         if missing := ownership.partitions - set(self._owned):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -23,6 +24,7 @@ class RowBatches:
         self._open: dict[tuple[str, int], Any] = {}
         self._full: list[tuple[str, int, Any]] = []
         self._headers: dict[str, list[tuple[str, bytes]]] = {}
+        self._rows: Counter[str] = Counter()
         self.waiting = 0
 
     def put(self, topic: Topic, partition: int, key: str, row: Any) -> None:
@@ -31,6 +33,7 @@ class RowBatches:
         if headers is None:
             headers = self._headers[topic.name] = headers_for(topic.model)
         self._append(topic, partition, key, encode(row), headers)
+        self._rows[topic.name] += 1
 
     def remove(self, topic: Topic, partition: int, key: str, epoch: int, version: int) -> None:
         """Add a tombstone."""
@@ -49,8 +52,12 @@ class RowBatches:
                 raise ValueError(f"The row {key!r} of {topic.name} is larger than a record may be.")
         self.waiting += 1
 
-    async def send(self) -> None:
-        """Write all and wait until the broker has them. Raises KafkaError; what was collected is gone."""
+    async def send(self) -> Counter[str]:
+        """Write all, wait until the broker has them, and say how many rows that were by topic.
+
+        Raises KafkaError; what was collected is gone then.
+        """
+        rows, self._rows = self._rows, Counter()
         ready = [
             *self._full,
             *((topic, partition, batch) for (topic, partition), batch in self._open.items()),
@@ -59,6 +66,7 @@ class RowBatches:
         sent = [await self._producer.send_batch(batch, topic, partition=at) for topic, at, batch in ready]
         if sent:
             await asyncio.gather(*sent)
+        return rows
 
 
 async def keys_before(bootstrap: str, topic: Topic, partition: int, claim: int) -> set[str]:

@@ -10,14 +10,17 @@ from typing import Any
 
 import structlog
 
+from minds.capacity import gpu_health, links
 from minds.rows import Change
-from schemas.topics import TOPICS, Topic
+from schemas.topics import GPUS, LINKS, TOPICS, Topic
 from streams.capacity import TABLES, CapacityStage
 from streams.closer import TABLE as OPEN_DECISIONS
 from streams.closer import Closer
 from streams.combiner import Combiner
+from streams.event_tail import EventTail, Followed
 from streams.faust_tables import build_app, changelog_topics
 from streams.health import Health, Metrics, serve_health
+from streams.interval import warm_up
 from streams.lag import LagWatch, OffsetProbe
 from streams.options import StreamsOptions
 from streams.publisher import READ, Publisher
@@ -30,6 +33,8 @@ from transport.producer import RowProducer, start_producer
 from transport.table_reader import OnChange, TableReader
 
 log = structlog.get_logger(__name__)
+
+GARBAGE_S = 1.0
 
 
 async def run_worker(options: StreamsOptions, stop: asyncio.Event, started: asyncio.Event) -> None:
@@ -44,6 +49,7 @@ async def run_worker(options: StreamsOptions, stop: asyncio.Event, started: asyn
     tasks: list[asyncio.Task[None]] = []
     producer = reader = app = probe = None
     try:
+        await asyncio.to_thread(warm_up)
         changelogs = changelog_topics(options.app_id, (*TABLES, OPEN_DECISIONS))
         made = await ensure_topics(
             options.bootstrap, TOPICS, extra=changelogs, timeout_s=options.broker_timeout_s
@@ -77,20 +83,40 @@ async def run_worker(options: StreamsOptions, stop: asyncio.Event, started: asyn
             parts.append(("closer", closer.run()))
         lag = LagWatch(probe, settlers, options, health)
         combiner = Combiner(options, producer, dead_letters("combiner"), health, metrics)
+        link_table, gpu_table = links.Links(), gpu_health.GpuTable()
+        tail = EventTail(
+            options.bootstrap,
+            [
+                Followed(LINKS, links.LOOK_BACK_MS, link_table.take),
+                Followed(GPUS, gpu_health.LOOK_BACK_MS, gpu_table.take),
+            ],
+            ahead_ms=options.wrong_clock_ahead_ms,
+        )
         publisher = Publisher(
-            options, stage, reader, RowProducer(producer), RowBatches(producer), health, metrics
+            options,
+            stage,
+            reader,
+            tail,
+            link_table,
+            gpu_table,
+            RowProducer(producer),
+            RowBatches(producer),
+            health,
+            metrics,
         )
         heard.append(publisher.on_change)
         await reader.start()
         health.add("faust", live=lambda: _crashed(app), ready=lambda: _crashed(app))
         gc.set_threshold(200_000, 50, 100)
         gc.freeze()
+        tasks.append(asyncio.create_task(_collect_garbage(), name="garbage"))
         for name, coroutine in (
             ("combiner", combiner.run()),
             ("faust", _run_faust(app)),
             ("capacity", stage.run(options.store_ms)),
             ("publisher", publisher.run()),
             ("lag", lag.run()),
+            ("tail", tail.run()),
             *parts,
         ):
             tasks.append(asyncio.create_task(_guard(name, coroutine, health), name=name))
@@ -111,6 +137,13 @@ async def run_worker(options: StreamsOptions, stop: asyncio.Event, started: asyn
         if producer is not None:
             await producer.stop()
         await web.cleanup()
+
+
+async def _collect_garbage() -> None:
+    """Free cycles by the clock too: few objects are made, but some hold megabytes that were fetched."""
+    while True:
+        await asyncio.sleep(GARBAGE_S)
+        gc.collect(1)
 
 
 async def _guard(name: str, coroutine: Coroutine[Any, Any, None], health: Health) -> None:

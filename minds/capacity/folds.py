@@ -12,9 +12,13 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from minds.capacity.cache_events import count_kv_event
+from minds.capacity.engine_latency import join_told, told_of
+from minds.capacity.in_flight import count_decision, count_end
 from minds.capacity.registers import Ranks, forget_old_samples, join_ranks, register_of
+from minds.capacity.signals import SignalsDelta, SignalsTotal, add_signals
 from minds.merge import Merged
-from minds.windows import LATE_AFTER_MS, Rings, Slots, add_slots, count_outcome, forget_old
+from minds.windows import FINE_MS, LATE_AFTER_MS, Rings, Slots, add_slots, count_outcome, forget_old
 
 
 class Key(NamedTuple):
@@ -57,6 +61,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
     """Boot of the instance ("" where unknown) to fine slots."""
     ranks: Ranks = {}
     late: int = 0
+    signals: SignalsDelta | None = None
 
 
 class Total(msgspec.Struct, omit_defaults=True):
@@ -66,6 +71,7 @@ class Total(msgspec.Struct, omit_defaults=True):
     rings: dict[str, Rings] = {}
     ranks: Ranks = {}
     late: int = 0
+    signals: SignalsTotal | None = None
 
 
 State = Merged[Delta, Total]
@@ -86,6 +92,7 @@ def fold_outcome(deltas: dict[str, Delta], outcome: Any, record_ms: int) -> None
     if outcome.instance is not None:
         key = instance_key(outcome.pool, outcome.instance)
         places.insert(0, (key, outcome.instance_boot or ""))
+        count_end(signals_of(_delta(deltas, key, record_ms)).in_flight, outcome)
     if record_ms - outcome.at_ms > LATE_AFTER_MS:
         _delta(deltas, places[0][0], record_ms).late += 1
         return
@@ -99,6 +106,29 @@ def fold_telemetry(deltas: dict[str, Delta], telemetry: Any, record_ms: int) -> 
     for pool in dict.fromkeys(telemetry.pools):
         delta = _delta(deltas, instance_key(pool, telemetry.instance), record_ms)
         join_ranks(delta.ranks, {telemetry.rank: register})
+    if telemetry.latencies and register.at_ms:  # its home pool's row is the one that is published
+        delta = _delta(deltas, instance_key(telemetry.pools[0], telemetry.instance), record_ms)
+        join_told(signals_of(delta).latencies, told_of(telemetry))
+
+
+def fold_decision(deltas: dict[str, Delta], decision: Any, record_ms: int) -> None:
+    """Add one decision to the delta of the instance that it was dispatched to."""
+    if decision.verdict == "dispatched" and decision.instance is not None:
+        delta = _delta(deltas, instance_key(decision.pool, decision.instance), record_ms)
+        count_decision(signals_of(delta).in_flight, decision, record_ms)
+
+
+def fold_kv_event(deltas: dict[str, Delta], event: Any, record_ms: int) -> None:
+    """Add one KV event to the delta of its instance."""
+    delta = _delta(deltas, instance_key(event.pool, event.instance), record_ms)
+    count_kv_event(signals_of(delta).cache, event)
+
+
+def signals_of(delta: Delta) -> SignalsDelta:
+    """The signals of a delta, made where there were none."""
+    if delta.signals is None:
+        delta.signals = SignalsDelta({}, {}, {})
+    return delta.signals
 
 
 def _delta(deltas: dict[str, Delta], key: str, record_ms: int) -> Delta:
@@ -112,20 +142,27 @@ def _delta(deltas: dict[str, Delta], key: str, record_ms: int) -> Delta:
 
 def add(total: Total, delta: Delta) -> None:
     """Add a delta to a total in place (the ``add`` of minds.merge)."""
-    total.mark_ms = max(total.mark_ms, delta.mark_ms)
+    before, mark_ms = total.mark_ms, max(total.mark_ms, delta.mark_ms)
+    total.mark_ms = mark_ms
     total.late += delta.late
     for boot, slots in delta.cells.items():
-        add_slots(total.rings.setdefault(boot, Rings()), slots)
-    join_ranks(total.ranks, delta.ranks)
-    _forget(total)
-
-
-def _forget(total: Total) -> None:
-    forget_old_samples(total.ranks, total.mark_ms)
-    for boot, rings in list(total.rings.items()):
-        forget_old(rings, total.mark_ms)
+        rings = total.rings.get(boot)
+        if rings is None:
+            rings = total.rings[boot] = Rings({}, {})
+        add_slots(rings, slots, mark_ms)
         if not rings.fine and not rings.coarse:
             del total.rings[boot]
+    if delta.ranks:
+        join_ranks(total.ranks, delta.ranks)
+    if delta.signals is not None:
+        total.signals = add_signals(total.signals, delta.signals, mark_ms)
+    # What was added is not too old; only where the second has changed is there anything to forget.
+    if delta.ranks or mark_ms // FINE_MS != before // FINE_MS:
+        forget_old_samples(total.ranks, mark_ms)
+        for boot, rings in list(total.rings.items()):
+            forget_old(rings, mark_ms)
+            if not rings.fine and not rings.coarse:
+                del total.rings[boot]
 
 
 class Value(NamedTuple):
@@ -145,10 +182,7 @@ def value_of(state: State) -> Value:
     for held in state.open.values():
         late += held.delta.late
         mark_ms = max(mark_ms, held.delta.mark_ms)
-        for boot, slots in held.delta.cells.items():
-            part = Rings()
-            add_slots(part, slots)
-            rings.append((boot, part))
+        rings += [(boot, Rings(slots, {})) for boot, slots in held.delta.cells.items()]
     return Value(rings, ranks_of(state), late, mark_ms)
 
 
@@ -163,7 +197,7 @@ def ranks_of(state: State) -> Ranks:
 
 # ------------------------------------------------------------------------------------------ on the wire
 
-FORMAT = 2
+FORMAT = 3
 """Of what changelogs hold. It is part of the tables' and the group's names, so a worker never reads another
 format's: it builds its tables anew from the rollups (docs/operations/streams.md)."""
 

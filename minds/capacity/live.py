@@ -15,9 +15,10 @@ from typing import Any
 from minds.capacity.folds import Delta, State, add, new_state, ranks_of
 from minds.capacity.plausible import QUARANTINE_MS, impossible_rate
 from minds.capacity.registers import RankRegister, Ranks, rates_of
+from minds.capacity.signals import SignalReadings
 from minds.merge import Partial, apply_rollup
-from minds.sketch import Sketch, merge_into, percentiles
-from minds.windows import COARSE_MS, FINE_MS, FINE_SLOTS, SPANS_MS, Cell, Slots, add_counts
+from minds.sketch import published
+from minds.windows import COARSE_MS, FINE_MS, FINE_SLOTS, SPANS_MS, Cell, add_counts, cells_of, take_counts
 from schemas.fastpath import struct_of
 from schemas.readings import Percentiles, WindowStats
 
@@ -27,19 +28,25 @@ SILENT_MS = 1_000
 
 _Stats, _Percentiles = struct_of(WindowStats), struct_of(Percentiles)
 _SLOT_MS = tuple(FINE_MS if span // FINE_MS < FINE_SLOTS else COARSE_MS for span in SPANS_MS)
+_SPANS = tuple(map(float, SPANS_MS))
 _SLOTS = tuple(span // slot for span, slot in zip(SPANS_MS, _SLOT_MS, strict=True))
 
 
 class _Window:
-    """The sums of one span up to slot ``last``, which is -1 where they must be built anew."""
+    """The sums of one span up to slot ``last``, which is -1 where they must be built anew.
 
-    __slots__ = ("counts", "last", "read_at_ms", "tpot", "ttft", "unread")
+    ``counts`` are the sums when they were built, less what the key had grown by until then: what it has grown
+    by since is the same for all spans, so it is counted once.
+    """
+
+    __slots__ = ("counts", "last", "queue", "read_at_ms", "tpot", "ttft", "unread")
 
     def __init__(self) -> None:
         self.last = -1
         self.counts = Cell()
         self.ttft: Any = None
         self.tpot: Any = None
+        self.queue: Any = None
         self.read_at_ms = 0
         self.unread = True
 
@@ -48,12 +55,17 @@ class Live:
     """One key: its merge state, and its windows over the boots in ``boots`` (None: over all)."""
 
     __slots__ = (
+        "_grown",
+        "_impossible",
         "_jumped",
         "_rates",
         "_reckoned",
+        "_signals",
         "boots",
         "changed_at_ms",
+        "heard_at_ms",
         "knee_tokens_per_s",
+        "late",
         "ranks",
         "state",
         "windows",
@@ -62,36 +74,50 @@ class Live:
     def __init__(self, state: State | None = None) -> None:
         self.state = state if state is not None else new_state()
         self.boots: tuple[str, ...] | None = None
-        self.ranks: Ranks = ranks_of(self.state)
         self.windows = (_Window(), _Window(), _Window())
         self.changed_at_ms = 0
-        self._rates: dict[str, tuple[float, float]] = {}
-        self._reckoned = False
-        self._jumped: tuple[int, str] = (0, "")
+        self.late = 0
+        """Outcomes too old for any window."""
         self.knee_tokens_per_s: float | None = None
         """Seen by this worker in the current boot; not kept over a takeover, unknown until seen again."""
+        self._grown = Cell()
+        self._rates: dict[str, tuple[float, float]] = {}
+        self._jumped: tuple[int, str] = (0, "")
+        self._signals = SignalReadings()
+        self._look()
 
     def apply(self, offset: int, partials: list[Partial[Delta]], now_ms: int) -> bool:
         """Take a rollup's partials by the merge rule; False where they had been taken before."""
         state = self.state
-        usual = all(
-            (held := state.open.get(partial.source)) is None
-            or (partial.generation >= held.generation and partial.base >= held.upto)
-            for partial in partials
-        )
-        told = any(partial.delta.ranks for partial in partials)
+        usual, told = True, False
+        for partial in partials:
+            held = state.open.get(partial.source)
+            if held is not None and (partial.generation < held.generation or partial.base < held.upto):
+                usual = False
+            if partial.delta.ranks or partial.delta.late:
+                told = True
         if not apply_rollup(state, offset, partials, add):
             return False
         self.changed_at_ms = now_ms
         if told or not usual:
-            self.ranks = ranks_of(state)
-            self._reckoned = False
+            self._look()
         if usual:
             for partial in partials:
-                self._grow(partial.delta)
+                if partial.delta.cells:
+                    self._grow(partial.delta)
         else:
             self.reset()
         return True
+
+    def _look(self) -> None:
+        """Take from the state what seldom changes."""
+        state = self.state
+        self.ranks: Ranks = ranks_of(state)
+        self.late = state.closed.late + sum(held.delta.late for held in state.open.values())
+        self._impossible = max([register.impossible for register in self.ranks.values()], default=(0, ""))
+        self.heard_at_ms = max([register.at_ms for register in self.ranks.values()], default=0)
+        """When telemetry last said anything."""
+        self._reckoned = False
 
     def reset(self) -> None:
         """Build the windows anew when they are next looked at."""
@@ -106,22 +132,19 @@ class Live:
             self.reset()
 
     def _grow(self, delta: Delta) -> None:
+        boots, windows, grown = self.boots, self.windows, self._grown
         for boot, slots in delta.cells.items():
-            if self.boots is not None and boot not in self.boots:
+            if boots is not None and boot not in boots:
                 continue
-            for place, window in enumerate(self.windows):
-                last = window.last
-                window.unread = True
-                if last < 0:
-                    continue
-                for second, cell in slots.items():
-                    if last - _SLOTS[place] < second * FINE_MS // _SLOT_MS[place] <= last:
-                        add_counts(window.counts, cell)
-
-    @property
-    def late(self) -> int:
-        """Outcomes too old for any window."""
-        return self.state.closed.late + sum(held.delta.late for held in self.state.open.values())
+            for second, cell in slots.items():
+                at_ms = second * FINE_MS
+                for window, slot_ms, span in zip(windows, _SLOT_MS, _SLOTS, strict=True):
+                    last = window.last
+                    if last >= 0 and not last - span < at_ms // slot_ms <= last:
+                        window.last = -1  # not in this one (an old or a future slot): build it anew
+                add_counts(grown, cell)
+        for window in windows:
+            window.unread = True
 
     def rates(self, ranks: Iterable[RankRegister], now_ms: int) -> dict[str, tuple[float, float]]:
         """Each counter's rate and when its newest sample was; reckoned when telemetry came, then it ages.
@@ -150,8 +173,13 @@ class Live:
 
     def quarantined(self, now_ms: int) -> tuple[int, str] | None:
         """When it last said something impossible, and what; None once that is long enough ago."""
-        said = max([self._jumped, *(register.impossible for register in self.ranks.values())])
+        said = max(self._jumped, self._impossible)
         return said if said[1] and now_ms - said[0] < QUARANTINE_MS else None
+
+    def signals(self, boot: tuple[int, str], now_ms: int) -> dict[str, Any]:
+        """The fields of its row that come of latencies, decisions and KV events of this boot."""
+        opened = [s for held in self.state.open.values() if (s := held.delta.signals) is not None]
+        return self._signals.fields(self.state.closed.signals, opened, boot, now_ms)
 
     def stats(self, now_ms: int) -> list[Any]:
         """The windows' figures as structs of schemas.readings.WindowStats."""
@@ -161,60 +189,55 @@ class Live:
     def _stats(self, place: int, now_ms: int, silent: bool) -> Any:
         window = self.windows[place]
         last = now_ms // _SLOT_MS[place]
+        grown = self._grown
         if last != window.last:
             window.last = last
             window.counts = counts = Cell()
             for cell in self._cells(place, last):
                 add_counts(counts, cell)
+            take_counts(counts, grown)
             window.unread = True
         if window.unread and (silent or now_ms - window.read_at_ms >= REFRESH_MS[place]):
-            window.ttft, window.tpot = self._read(self._cells(place, last))
+            cells = list(self._cells(place, last))
+            window.ttft = _percentiles(b"".join([cell.ttft for cell in cells]))
+            window.tpot = _percentiles(b"".join([cell.tpot for cell in cells]))
+            window.queue = _percentiles(b"".join([cell.queue for cell in cells]))
             window.read_at_ms, window.unread = now_ms, False
         counts = window.counts
         return _Stats(
-            span_ms=float(SPANS_MS[place]),
-            attempts=counts.attempts,
-            ok=counts.ok,
-            good=counts.good,
-            timeout=counts.timeout,
-            cancelled=counts.cancelled,
-            failed=counts.failed,
-            shed=counts.shed,
-            lost=counts.lost,
-            output_tokens=counts.output_tokens,
-            good_tokens=counts.good_tokens,
-            wasted_tokens=counts.wasted_tokens,
+            span_ms=_SPANS[place],
+            attempts=counts.attempts + grown.attempts,
+            ok=counts.ok + grown.ok,
+            good=counts.good + grown.good,
+            timeout=counts.timeout + grown.timeout,
+            cancelled=counts.cancelled + grown.cancelled,
+            failed=counts.failed + grown.failed,
+            shed=counts.shed + grown.shed,
+            lost=counts.lost + grown.lost,
+            output_tokens=counts.output_tokens + grown.output_tokens,
+            good_tokens=counts.good_tokens + grown.good_tokens,
+            wasted_tokens=counts.wasted_tokens + grown.wasted_tokens,
             ttft_ms=window.ttft,
             tpot_ms=window.tpot,
+            queue_ms=window.queue,
         )
-
-    @staticmethod
-    def _read(cells: Iterable[Cell]) -> tuple[Any, Any]:
-        ttft: Sketch = {}
-        tpot: Sketch = {}
-        for cell in cells:
-            merge_into(ttft, cell.ttft)
-            merge_into(tpot, cell.tpot)
-        return _published(ttft), _published(tpot)
 
     def _cells(self, place: int, last: int) -> Iterator[Cell]:
         """All cells of the window's slots, closed and open, of the boots that count."""
-        slot_ms, first = _SLOT_MS[place], last - _SLOTS[place]
+        slot_ms, first = _SLOT_MS[place], last - _SLOTS[place] + 1
         boots = self.boots
         for boot, rings in self.state.closed.rings.items():
             if boots is None or boot in boots:
-                ring: Slots = rings.fine if slot_ms == FINE_MS else rings.coarse
-                for slot, cell in ring.items():
-                    if first < slot <= last:
-                        yield cell
+                yield from cells_of(rings, slot_ms, first, last)
         for held in self.state.open.values():
             for boot, slots in held.delta.cells.items():
                 if boots is None or boot in boots:
                     for second, cell in slots.items():
-                        if first < second * FINE_MS // slot_ms <= last:
+                        if first <= second * FINE_MS // slot_ms <= last:
                             yield cell
 
 
-def _published(sketch: Sketch) -> Any:
-    found = percentiles(sketch)
-    return None if found is None else _Percentiles(p50=found.p50, p90=found.p90, p95=found.p95, p99=found.p99)
+def _percentiles(sketch: bytes) -> Any:
+    """As minds.sketch.percentiles, as a struct."""
+    found = published(sketch)
+    return None if found is None else _Percentiles(**found)

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from minds.capacity.folds import Delta, instance_key, region_key
+from minds.capacity.folds import Delta, instance_key, region_key, signals_of
+from minds.capacity.in_flight import InFlight, add_flights, count_end
 from minds.sketch import sketch_of_values
 from minds.windows import FINE_MS, LATE_AFTER_MS, Cell, add_cell
 from schemas.base import NAME_PATTERN
@@ -26,11 +27,17 @@ FIELDS = (
     "at_ms",
     "ttft_ms",
     "tpot_ms",
+    "queue_ms",
     "output_tokens",
     "wasted_tokens",
     "within_slo",
+    "deadline_at_ms",
+    "work_tokens",
 )
 """What the fold needs of an outcome; a reader may decode only these (schemas.fastpath.projection_of)."""
+
+OPTIONAL = ("deadline_at_ms",)
+"""Of these, what a reader goes without: an outcome that does not tell its deadline counts in no flight."""
 
 _NAME = re.compile(NAME_PATTERN)
 TallyKey = tuple[str, str | None, str | None, str, int]
@@ -46,6 +53,7 @@ class Tally:
         "missed_tokens",
         "others",
         "output_tokens",
+        "queue_ms",
         "tpot_ms",
         "ttft_ms",
         "wasted_tokens",
@@ -60,6 +68,7 @@ class Tally:
         self.others: dict[str, int] = {}
         self.ttft_ms: list[float] = []
         self.tpot_ms: list[float] = []
+        self.queue_ms: list[float] = []
 
     def cell(self) -> Cell:
         """The counts as a slot of a window."""
@@ -73,6 +82,7 @@ class Tally:
             wasted_tokens=self.wasted_tokens,
             ttft=sketch_of_values(self.ttft_ms),
             tpot=sketch_of_values(self.tpot_ms),
+            queue=sketch_of_values(self.queue_ms),
             **others,
         )
 
@@ -80,11 +90,12 @@ class Tally:
 class OutcomeFold:
     """The outcomes of one interval of one source."""
 
-    __slots__ = ("late", "tallies")
+    __slots__ = ("flights", "late", "tallies")
 
     def __init__(self) -> None:
         self.tallies: dict[TallyKey, Tally] = {}
         self.late: dict[str, int] = {}
+        self.flights: dict[str, InFlight] = {}
 
     def take(self, outcomes: Iterable[Any], not_before_ms: float, not_after_ms: float) -> list[Any]:
         """Fold what is plain; returns the outcomes that want a closer look (``take_one``).
@@ -111,6 +122,7 @@ class OutcomeFold:
                     continue
                 tally = tallies[key] = Tally()
             tally.attempts += 1
+            self._ended(outcome)
             tokens = outcome.output_tokens
             if tokens:
                 tally.output_tokens += tokens
@@ -120,6 +132,9 @@ class OutcomeFold:
             value = outcome.tpot_ms
             if value is not None:
                 tally.tpot_ms.append(value)
+            value = outcome.queue_ms
+            if value is not None:
+                tally.queue_ms.append(value)
             if not outcome.within_slo:
                 tally.missed += 1
                 tally.missed_tokens += tokens or 0
@@ -133,6 +148,7 @@ class OutcomeFold:
     def take_one(self, outcome: Any, record_ms: int) -> None:
         """Fold one outcome of sound names whose clock was looked at: in its window, or counted as late."""
         if record_ms - outcome.at_ms > LATE_AFTER_MS:
+            self._ended(outcome)
             if outcome.instance is not None:
                 key = instance_key(outcome.pool, outcome.instance)
             else:
@@ -140,6 +156,10 @@ class OutcomeFold:
             self.late[key] = self.late.get(key, 0) + 1
             return
         self.take((outcome,), outcome.at_ms, outcome.at_ms)
+
+    def _ended(self, outcome: Any) -> None:
+        if outcome.instance is not None:
+            count_end(self.flights.setdefault(instance_key(outcome.pool, outcome.instance), {}), outcome)
 
     def deltas(self, mark_ms: int) -> dict[str, Delta]:
         """The deltas of all keys: each instance's, and each region and pool's over all its outcomes."""
@@ -160,6 +180,8 @@ class OutcomeFold:
             if slot not in held:
                 held[slot] = Cell()
             add_cell(held[slot], cell)
+        for key, flights in self.flights.items():
+            add_flights(signals_of(deltas.setdefault(key, Delta(mark_ms))).in_flight, flights)
         for key, count in self.late.items():
             deltas.setdefault(key, Delta(mark_ms)).late += count
         return deltas
@@ -178,3 +200,8 @@ def names_are_sound(outcome: Any) -> bool:
     """Whether the names that keys are made of hold only what names may hold."""
     names = (outcome.pool, outcome.instance, outcome.instance_boot, outcome.region, outcome.entry_region)
     return all(name is None or _NAME.match(name) is not None for name in names)
+
+
+def keys_are_sound(event: Any) -> bool:
+    """The same of a decision's or a KV event's pool and instance."""
+    return all(name is None or _NAME.match(name) is not None for name in (event.pool, event.instance))

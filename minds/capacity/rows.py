@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from minds.capacity.gpu_health import UNKNOWN_HEALTH, GpuTable
 from minds.capacity.live import Live
 from minds.capacity.registers import READING_VALID_MS, UNKNOWN, RankRegister, gauges_of, reading_of
 from minds.staleness import quality_of
@@ -23,8 +24,7 @@ SILENT_LEAVES_MS = 60_000.0
 """An instance of which neither registry nor telemetry has said anything for so long has left."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """What every row of one publication carries."""
 
     now_ms: int
@@ -51,27 +51,27 @@ def instance_state(endpoint: Any, ranks: Sequence[RankRegister], now_ms: int) ->
     """
     if endpoint.draining:
         return "draining"
+    if not ranks:
+        return "unknown" if endpoint.reachable else "unreachable"
     words = [(r.at_ms, r.reachable) for r in ranks]
     if not max([*words, (endpoint.as_of_ms, endpoint.reachable)])[1]:
         return "unreachable"
-    if not ranks:
-        return "unknown"
     quality = quality_of(now_ms - min(r.at_ms for r in ranks), READING_VALID_MS)
     return {"fresh": "ready", "stale": "degraded", "unknown": "unknown"}[quality]  # type: ignore[return-value]
 
 
 def heard_at_ms(endpoint: Any, live: Live | None) -> int:
     """When registry or telemetry last said anything of an instance."""
-    heard = max([r.at_ms for r in live.ranks.values()], default=0) if live is not None else 0
-    return int(max(heard, endpoint.as_of_ms))
+    heard_ms = live.heard_at_ms if live is not None else 0
+    return max(heard_ms, int(endpoint.as_of_ms))
 
 
-def has_left(endpoint: Any, live: Live | None, now_ms: int) -> bool:
-    """Whether an instance has been silent for so long that its row is removed."""
-    return now_ms - heard_at_ms(endpoint, live) > SILENT_LEAVES_MS
+def has_left(heard_ms: int, now_ms: int) -> bool:
+    """Whether an instance last heard of then has been silent for so long that its row is removed."""
+    return now_ms - heard_ms > SILENT_LEAVES_MS
 
 
-def instance_row(endpoint: Any, live: Live | None, stamp: Stamp) -> Any:
+def instance_row(endpoint: Any, live: Live | None, stamp: Stamp, gpus: GpuTable | None = None) -> Any:
     """The row of one instance (a struct of schemas.tables.InstanceRow), of its current boot only.
 
     ``endpoint`` is its schemas.endpoints.EndpointRow (or struct). Prefill counts prompt tokens that no cache
@@ -92,6 +92,7 @@ def instance_row(endpoint: Any, live: Live | None, stamp: Stamp) -> Any:
         windows = live.stats(now_ms)
         rates = live.rates(ranks, now_ms) if ranks else {}
         late = live.late
+    signals = live.signals((started, boot), now_ms) if live is not None else {}
     state = instance_state(endpoint, ranks, now_ms)
     gauges = gauges_of(ranks, now_ms)
     quiet = state in ("unknown", "unreachable") and not windows[-1].attempts
@@ -107,7 +108,7 @@ def instance_row(endpoint: Any, live: Live | None, stamp: Stamp) -> Any:
         region=endpoint.region,
         pools=endpoint.pools,
         state=state,
-        sampled_at_ms=min([r.at_ms for r in ranks], default=0) or None,
+        sampled_at_ms=(min([r.at_ms for r in ranks]) or None) if ranks else None,
         gauges=gauges,
         prefill_tokens_per_s=_difference(rates, "prompt_tokens_total", "prompt_tokens_cached_total", now_ms),
         decode_tokens_per_s=_rate(rates, "generation_tokens_total", now_ms),
@@ -118,6 +119,8 @@ def instance_row(endpoint: Any, live: Live | None, stamp: Stamp) -> Any:
         quarantined=live is not None and live.quarantined(now_ms) is not None,
         windows=windows,
         late_events=late,
+        gpu_health=gpus.health_of(endpoint.host, endpoint.gpus, now_ms) if gpus else UNKNOWN_HEALTH,
+        **signals,
     )
 
 
@@ -192,6 +195,8 @@ def members_of(rows: Sequence[Any], knees: Mapping[str, float | None] | None = N
             "decode_tokens_per_s": _sum([row.decode_tokens_per_s for row in serving]),
             "kv_used_tokens": _sum([row.kv_used_tokens for row in serving]),
             "kv_free_tokens": _sum([row.kv_free_tokens for row in serving]),
+            "requests_in_flight": _sum([row.requests_in_flight for row in serving]),
+            "work_tokens_in_flight": _sum([row.work_tokens_in_flight for row in serving]),
             "staleness_ms": _fresh(
                 max([row.as_of_ms - row.sampled_at_ms for row in serving if row.sampled_at_ms], default=None)
             ),
@@ -227,7 +232,13 @@ def predicted_wait(waiting: Any, decode_tokens_per_s: Any, minute: Any) -> Any:
 
 
 def region_row(
-    region: str, pool: str, members: Members, live: Live | None, grants: Grants | None, stamp: Stamp
+    region: str,
+    pool: str,
+    members: Members,
+    live: Live | None,
+    grants: Grants | None,
+    stamp: Stamp,
+    links: Sequence[Any] = (),
 ) -> Any:
     """The row of one region and pool (a struct of schemas.tables.RegionRow).
 
@@ -259,6 +270,7 @@ def region_row(
             readings["requests_waiting"], readings["decode_tokens_per_s"], windows[1]
         ),
         windows=windows,
+        links=list(links),
         **readings,
     )
 

@@ -41,6 +41,9 @@ class EngineConfig(BaseModel):
         default=None, description="Default: as the engine's metrics say, else both."
     )
     tokenizer: Name | None = None
+    host: Name | None = Field(
+        default=None, description="The host that it runs on, as the agent that looks at its GPUs calls it."
+    )
     kv_events: KvEventsConfig | None = Field(default=None, description="The engine's KV event stream.")
 
     @model_validator(mode="after")
@@ -74,6 +77,9 @@ class EndpointConfig(EngineConfig):
         default=None, description="Base address of the metrics page, where it has a port of its own."
     )
     draining: bool = False
+    gpus: Annotated[list[Name], Field(max_length=64)] = Field(
+        default=[], description="UUIDs of its own GPUs or MIG devices; empty: any of its host's."
+    )
 
     @field_validator("url", "metrics_url")
     @classmethod

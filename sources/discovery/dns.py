@@ -56,8 +56,12 @@ def endpoint_at(
     port: int,
     metrics_port: int | None,
     draining: bool = False,
+    node: str | None = None,
 ) -> EndpointConfig:
-    """The engine at this address, otherwise as the configuration says; raises Lookup where that is none."""
+    """The engine at this address, otherwise as the configuration says; raises Lookup where that is none.
+
+    ``node`` is the host that it is known to run on; without it, the configuration's.
+    """
     bracketed = f"[{host}]" if ":" in host else host
     shared = config.model_dump(include=set(EngineConfig.model_fields))
     try:
@@ -68,6 +72,7 @@ def endpoint_at(
                 "url": f"{scheme}://{bracketed}:{port}",
                 "metrics_url": None if metrics_port is None else f"{scheme}://{bracketed}:{metrics_port}",
                 "draining": draining,
+                "host": node or config.host,
             }
         )
     except ValidationError as error:

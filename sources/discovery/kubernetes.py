@@ -190,6 +190,7 @@ def endpoints_of(slices: list[Any], config: KubernetesConfig, node: str | None) 
             if instance in seen:  # the same pod in slices of both address families
                 continue
             seen.add(instance)
+            runs_on = endpoint.get("nodeName")
             yield endpoint_at(
                 config,
                 instance=instance,
@@ -198,6 +199,7 @@ def endpoints_of(slices: list[Any], config: KubernetesConfig, node: str | None) 
                 port=port,
                 metrics_port=config.metrics_port,
                 draining=terminating,
+                node=runs_on if isinstance(runs_on, str) else None,
             )
 
 

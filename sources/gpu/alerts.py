@@ -11,11 +11,6 @@ HEARTBEAT_MS = 60_000
 VALID_FOR_MS = 180_000.0
 Severity = Literal["info", "warning", "critical"]
 
-XID_HOLD_MS = 600_000
-"""An alert of an XID is over when none came for so long."""
-APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68})
-"""XIDs that a program's own fault can cause (NVIDIA's "XID Errors" catalogue): for information only."""
-
 
 @dataclass(slots=True)
 class _Alert:

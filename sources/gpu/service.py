@@ -14,11 +14,12 @@ from typing import Literal, Protocol
 
 import structlog
 
+from minds.capacity.gpu_health import APPLICATION_XIDS, XID_HOLD_MS
 from schemas.gpus import GpuSample
 from schemas.operations import AlertRow
 from schemas.readings import Reading
 from schemas.topics import ALERTS, GPUS
-from sources.gpu.alerts import APPLICATION_XIDS, XID_HOLD_MS, GpuAlerts
+from sources.gpu.alerts import GpuAlerts
 from sources.gpu.bounded import BoundedThread, Silent
 from sources.gpu.config import GpusConfig
 from sources.gpu.nvml import SLOW_READINGS, Device, GpuLost, Look, Nvml, NvmlUnavailable
@@ -31,6 +32,7 @@ SLOW_EVERY_MS = 10_000.0
 """Errors and links take many calls and change seldom: their readings carry their age."""
 OPEN_EVERY_MS = 30_000.0
 _OPEN_TIMEOUT_S = 15.0
+_FRESH_INTERVALS = 2.5
 
 
 class AlertSink(Protocol):
@@ -223,6 +225,7 @@ class GpuSource:
         if self._events is None:
             raise RuntimeError("GPUs have not started.")
         at_ms, device = now_ms(), gpu.device
+        valid_for_ms = _FRESH_INTERVALS * (self._config.interval_ms + self._config.timeout_s * 1000)
         readings: dict[str, Reading] = {}
         xids = None
         if look is None:
@@ -245,8 +248,12 @@ class GpuSource:
                 at_ms=at_ms,
                 state=gpu.state,
                 xid_last=None if xids is None else xids.last,
+                xid_last_at_ms=None
+                if xids is None or xids.last is None
+                else at_ms - round(monotonic_ms() - xids.at_ms),
                 mig_enabled=None if look is None else look.mig_enabled,
                 throttle_reasons=None if look is None else look.throttle_reasons,
+                valid_for_ms=valid_for_ms,
                 **readings,  # type: ignore[arg-type]
             ),
         )
@@ -259,6 +266,7 @@ class GpuSource:
                 product=device.product,
                 at_ms=at_ms,
                 state="ok",
+                valid_for_ms=valid_for_ms,
                 **{name: _fresh(value) for name, value in values.items()},  # type: ignore[arg-type]
             )
             self._events.emit(GPUS, part)

@@ -75,7 +75,12 @@ class LinkWindow:
             if bandwidth is None
             else Reading(value=bandwidth, quality="fresh", age_ms=0.0),
             egress_usd_per_gib=self.config.egress_usd_per_gib,
+            valid_for_ms=_FRESH_INTERVALS * self._interval_ms,
         )
+
+    @property
+    def _interval_ms(self) -> float:
+        return self.config.interval_ms + self.config.timeout_s * 1000
 
     def _rtt(self, now_ms: int) -> Reading:
         readings = [
@@ -99,7 +104,7 @@ class LinkWindow:
 
     def _aged(self, value: float, age_ms: float) -> Reading:
         """A value of this age; ages count in intervals of the probes, timeouts included."""
-        interval_ms = self.config.interval_ms + self.config.timeout_s * 1000
+        interval_ms = self._interval_ms
         age_ms = max(0.0, age_ms)
         if age_ms > _STALE_INTERVALS * interval_ms:
             return UNKNOWN

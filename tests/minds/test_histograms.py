@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minds.histograms import sketch_between, sketch_of
-from minds.sketch import merge_into, quantiles
+from minds.sketch import EMPTY, compacted, merged, quantiles
 from schemas.telemetry import LatencyTotals
 
 BOUNDS = [10.0, 20.0, 50.0, 100.0, 1000.0]
@@ -41,14 +41,13 @@ def test_what_came_between_is_the_difference_and_merges_to_the_whole(
     sketch = sketch_between(_totals(before), _totals(before + since))
     assert sketch == sketch_of(_totals(since))
     assert sketch is not None
-    merge_into(sketch, sketch_of(_totals(before)))
-    assert sketch == sketch_of(_totals(before + since))
+    assert compacted(merged(sketch, sketch_of(_totals(before)))) == sketch_of(_totals(before + since))
 
 
 def test_a_reset_and_other_bounds_tell_nothing_of_what_came_between() -> None:
     assert sketch_between(_totals([15.0, 15.0]), _totals([15.0])) is None
     assert sketch_between(_totals([15.0]), _totals([15.0], [10.0, 30.0])) is None
-    assert sketch_between(_totals([15.0]), _totals([15.0])) == {}
+    assert sketch_between(_totals([15.0]), _totals([15.0])) == EMPTY
 
 
 def test_the_open_ends() -> None:
@@ -57,5 +56,5 @@ def test_the_open_ends() -> None:
     assert 4.9 <= low <= 5.1, "the first bucket reaches down to 0"
     (high,) = quantiles(sketch_of(_totals([9e6])), (0.5,)) or [0.0]
     assert 990.0 <= high <= 1010.0, "beyond the last bound it is only known to be longer"
-    assert sketch_of(_totals([], [])) == {}
-    assert sketch_of(_totals([4.0], [])) != {}
+    assert sketch_of(_totals([], [])) == EMPTY
+    assert sketch_of(_totals([4.0], [])) != EMPTY

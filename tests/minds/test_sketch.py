@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import json
+import base64
 import math
 import random
 
+import msgspec
 import pytest
 from ddsketch import DDSketch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minds.sketch import RELATIVE_ACCURACY, SMALLEST_MS, insert, merge_into, percentiles, quantiles
+from minds.sketch import (
+    COMPACT_BYTES,
+    EMPTY,
+    RELATIVE_ACCURACY,
+    SMALLEST_MS,
+    Sketch,
+    bin_of,
+    compacted,
+    merged,
+    percentiles,
+    quantiles,
+    sketch_of_bins,
+    total,
+)
+from minds.sketch import sketch_of_values as sketch_of
 
 SHARES = (0.0, 0.5, 0.9, 0.95, 0.99, 1.0)
 SLACK = 1e-9
 durations = st.lists(st.floats(min_value=0.01, max_value=6e8), min_size=1, max_size=200)
-
-
-def sketch_of(values: list[float]) -> dict[int, int]:
-    sketch: dict[int, int] = {}
-    for value in values:
-        insert(sketch, value)
-    return sketch
 
 
 @given(durations)
@@ -56,18 +64,57 @@ def test_it_agrees_with_the_ddsketch_package(shape: str) -> None:
 
 @given(durations, durations)
 def test_merging_is_adding(left: list[float], right: list[float]) -> None:
-    merged = sketch_of(left)
-    merge_into(merged, sketch_of(right))
-    assert merged == sketch_of(left + right)
+    both = merged(sketch_of(left), sketch_of(right))
+    assert compacted(both) == compacted(sketch_of(right + left))
+    assert total(both) == len(left) + len(right)
+
+
+@given(st.lists(durations, max_size=20), st.randoms(use_true_random=False))
+def test_neither_order_nor_when_it_is_put_in_order_matters(
+    parts: list[list[float]], rng: random.Random
+) -> None:
+    sketches = [sketch_of(part) for part in parts]
+    straight = EMPTY
+    for sketch in sketches:
+        straight = merged(straight, sketch)
+    rng.shuffle(sketches)
+    other = EMPTY
+    for sketch in sketches:
+        other = merged(other, sketch)
+        if rng.random() < 0.5:
+            other = compacted(other)
+    assert compacted(other) == compacted(straight)
+    assert quantiles(other, SHARES) == quantiles(straight, SHARES)
+
+
+def test_a_sketch_stays_short_however_much_it_counts() -> None:
+    rng = random.Random(5)
+    sketch: Sketch = EMPTY
+    for _ in range(2_000):
+        sketch = merged(sketch, sketch_of([rng.lognormvariate(5.0, 0.5) for _ in range(10)]))
+        assert len(sketch) <= COMPACT_BYTES
+    assert total(sketch) == 20_000
+    assert len(compacted(sketch)) < COMPACT_BYTES / 2
+
+
+def test_a_bin_counts_beyond_what_one_pair_may_say() -> None:
+    sketch = sketch_of_bins({bin_of(100.0): 200_000, bin_of(5.0): 1})
+    assert total(sketch) == total(compacted(sketch)) == 200_001
+    assert compacted(merged(sketch, sketch)) == compacted(
+        sketch_of_bins({bin_of(100.0): 400_000, bin_of(5.0): 2})
+    )
+    assert quantiles(sketch, (0.0, 0.5)) == pytest.approx([5.0, 100.0], rel=RELATIVE_ACCURACY)
 
 
 def test_nothing_measured_is_unknown_and_zero_is_not() -> None:
-    assert percentiles({}) is None
+    assert percentiles(EMPTY) is None
     found = percentiles(sketch_of([0.0]))
     assert found is not None
     assert found.p50 == pytest.approx(SMALLEST_MS, rel=0.02)
 
 
-def test_a_sketch_is_json() -> None:
+def test_a_sketch_is_json_as_base64() -> None:
     sketch = sketch_of([1.0, 10.0, 10.0])
-    assert {int(k): v for k, v in json.loads(json.dumps(sketch)).items()} == sketch
+    text = msgspec.json.encode(sketch)
+    assert text.strip(b'"') == base64.b64encode(sketch)
+    assert msgspec.json.decode(text, type=bytes) == sketch

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minds.windows import COARSE_MS, COARSE_SLOTS, Rings, add_slots, count_outcome, forget_old, window_stats
+from minds.windows import (
+    COARSE_MS,
+    COARSE_SLOTS,
+    Rings,
+    add_slots,
+    compact,
+    count_outcome,
+    forget_old,
+    window_stats,
+)
 from schemas.outcomes import CAUSES
 
 T0 = 1_796_000_000_000
@@ -21,16 +30,17 @@ class Ended:
     within_slo: bool = True
     ttft_ms: float | None = 100.0
     tpot_ms: float | None = 20.0
+    queue_ms: float | None = 1.0
     output_tokens: int | None = 10
     wasted_tokens: int | None = 0
 
 
-def rings_of(outcomes: list[Ended]) -> Rings:
+def rings_of(outcomes: list[Ended], mark_ms: int = T0) -> Rings:
     rings = Rings()
     for outcome in outcomes:
         slots: dict = {}
         count_outcome(slots, outcome)
-        add_slots(rings, slots)
+        add_slots(rings, slots, mark_ms)
     return rings
 
 
@@ -67,7 +77,7 @@ def test_a_fast_clock_empties_nobodys_window() -> None:
 def test_order_and_grouping_do_not_matter(drawn: list[tuple[int, str]], seed: int) -> None:
     outcomes = [Ended(T0 + at, cause=cause, ttft_ms=1.0 + at) for at, cause in drawn]
     mark = T0 + 500_000
-    reference = rings_of(outcomes)
+    reference = rings_of(outcomes, mark)
     forget_old(reference, mark)
     rng = random.Random(seed)
     rng.shuffle(outcomes)
@@ -77,10 +87,13 @@ def test_order_and_grouping_do_not_matter(drawn: list[tuple[int, str]], seed: in
         slots: dict = {}
         for outcome in outcomes[at : at + size]:
             count_outcome(slots, outcome)
-        add_slots(rings, slots)
+        add_slots(rings, slots, rng.choice([T0, mark]))
         forget_old(rings, rng.choice([T0, mark]))
         at += size
     forget_old(rings, mark)
+    for each in (rings, reference):
+        compact(each.fine)
+        compact(each.coarse)
     assert rings == reference
 
 

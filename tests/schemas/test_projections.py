@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -25,12 +24,6 @@ MANY = to_json(
 )
 
 
-@dataclass
-class Record:
-    value: bytes | None
-    headers: list[tuple[str, bytes]] = field(default_factory=lambda: SINGLE)
-
-
 def fields_of(event: Any) -> list[Any]:
     return [getattr(event, name) for name in FIELDS]
 
@@ -41,24 +34,6 @@ def test_the_same_as_the_whole_reader(headers: Any, value: bytes, count: int) ->
     part = READER.events(tuple(headers), value)
     assert len(part) == count
     assert [fields_of(event) for event in part] == [fields_of(event) for event in whole]
-
-
-def test_singles_at_once_are_singles_one_by_one() -> None:
-    other = ONE.replace(b'"ttft_ms":120.0', b'"ttft_ms":7.5')
-    events = READER.singles([Record(ONE), Record(other), Record(ONE)])
-    assert events is not None
-    assert [event.ttft_ms for event in events] == [120.0, 7.5, 120.0]
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        Record(None), Record(b""), Record(ONE[:-1]), Record(ONE + ONE), Record(b"{}"), Record(ONE, BATCH),
-        Record(ONE, []), Record(ONE.replace(b"120.0", b"-1")), Record(b"\xff\xfe"), Record(b"[]"),
-    ],
-)  # fmt: skip
-def test_whatever_is_odd_is_left_to_one_by_one(odd: Record) -> None:
-    assert READER.singles([Record(ONE), odd, Record(ONE)]) is None
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,15 @@ def test_a_list_with_all_that_can_be_said() -> None:
         "roles": ["decode"],
         "tokenizer": "bytes",
         "draining": True,
+        "host": "node-1",
+        "gpus": ["GPU-a", "GPU-b"],
         "engine": "llamacpp",
     }
     (endpoint,) = parse_config(_text(full), "f.yaml").endpoints
     assert endpoint.url == "http://127.0.0.1:8101"
     assert endpoint.engine == "llama.cpp"
     assert (endpoint.served_model, endpoint.roles, endpoint.draining) == ("tiny", ["decode"], True)
+    assert (endpoint.host, endpoint.gpus) == ("node-1", ["GPU-a", "GPU-b"])
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,9 @@ def test_which_endpoints_count() -> None:
     assert set(found) == {"ready", "loading", "draining", "10.0.0.6-8000"}
     assert {name for name, one in found.items() if one.draining} == {"draining"}
     assert found["ready"].url == "http://10.0.0.1:8000", "one address a pod, the first"
+    assert {one.host for one in found.values()} == {"n1"}, "the node is the host whose GPUs it has"
+    nameless = [_slice({"addresses": ["10.0.0.7"], "nodeName": 3})]
+    assert [one.host for one in endpoints_of(nameless, _kubernetes(host="h"), None)] == ["h"]
     assert len(list(endpoints_of(slices, _kubernetes(), None))) == 5
 
 

@@ -53,10 +53,10 @@ def test_a_row_is_due_on_change_and_as_heartbeat(capture: Capture) -> None:
     watch.take(_page(capture("idle"), T + 250))
     assert watch.row_if_due(T + 250) is None
     assert watch.row_if_due(T + HEARTBEAT_MS) is not None
-    watch.reconfigure(watch.config.model_copy(update={"draining": True}))
+    watch.reconfigure(watch.config.model_copy(update={"draining": True, "host": "h", "gpus": ["GPU-a"]}))
     row = watch.row_if_due(T + HEARTBEAT_MS + 1)
     assert row is not None
-    assert row.draining
+    assert (row.draining, row.host, row.gpus) == (True, "h", ["GPU-a"])
 
 
 def test_one_lost_answer_is_a_blip_two_are_an_outage(capture: Capture) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from minds.sketch import insert, percentiles
+from minds.sketch import EMPTY, merged, percentiles, sketch_of_values
 from schemas.outcomes import CAUSES, Outcome
 from schemas.topics import INSTANCES, OUTCOMES, REGIONS, ROLLUPS, TELEMETRY
 from tests.streams.fleet import Log, Worker, a_scrape, an_endpoint, an_outcome, eventually, register
@@ -25,7 +25,7 @@ class Reference:
 
     def __init__(self) -> None:
         self.counts: dict[str, Counter[str]] = {}
-        self.ttft: dict[str, dict[int, int]] = {}
+        self.ttft: dict[str, bytes] = {}
 
     def take(self, outcome: Outcome) -> None:
         places = [f"{outcome.region or outcome.entry_region}|{outcome.pool}"]
@@ -40,7 +40,8 @@ class Reference:
             counts["good_tokens"] += (outcome.output_tokens or 0) * outcome.within_slo
             counts["wasted_tokens"] += outcome.wasted_tokens or 0
             if outcome.ttft_ms is not None:
-                insert(self.ttft.setdefault(place, {}), outcome.ttft_ms)
+                one = sketch_of_values([outcome.ttft_ms])
+                self.ttft[place] = merged(self.ttft.get(place, EMPTY), one)
 
     def differences(self, log: Log) -> list[str]:
         """What differs, place by place; empty where every row is exactly the reference."""
@@ -56,7 +57,7 @@ class Reference:
             want = {name: n for name, n in counts.items() if n}
             if got != want:
                 found.append(f"{place}: {got} instead of {want}")
-            elif (expected := percentiles(self.ttft.get(place, {}))) is not None and (
+            elif (expected := percentiles(self.ttft.get(place, EMPTY))) is not None and (
                 window.ttft_ms is None or window.ttft_ms.p99 != expected.p99
             ):
                 found.append(f"{place}: TTFT {window.ttft_ms} instead of {expected}")

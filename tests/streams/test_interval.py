@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from minds.capacity.folds import State, add, instance_key, new_state, parse_key, value_of
 from minds.merge import apply_rollup
@@ -15,7 +17,8 @@ from schemas.operations import Rollup
 from schemas.outcomes import Outcome
 from schemas.topics import OUTCOMES, ROLLUPS
 from streams import interval
-from streams.interval import ClockBounds, SourceInterval, rollup_partition, rollups_of
+from streams.interval import ClockBounds, Outcomes, SourceInterval, rollup_partition, rollups_of, warm_up
+from streams.record_batches import KeptRecords, RecordBatch
 from streams.rollups import decode_partials
 from tests.streams.fleet import an_outcome
 from transport.clock import now_ms
@@ -36,14 +39,64 @@ def record(offset: int, outcomes: list[Outcome]) -> Record:
     return Record(offset, to_json(envelope))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    warm_up()
+
+
 def source(partition: int = 0) -> SourceInterval:
-    return SourceInterval(OUTCOMES.name, partition, 7, 10, 10)
+    return SourceInterval(OUTCOMES.name, partition, 7, 10, 10, Outcomes())
+
+
+def batch_of(*records: Record) -> RecordBatch:
+    """As a broker would give it, from the first record's offset on."""
+    builder = DefaultRecordBatchBuilder(
+        magic=2, compression_type=0, is_transactional=0, producer_id=-1, producer_epoch=-1,
+        base_sequence=-1, batch_size=1 << 20,
+    )  # fmt: skip
+    base = records[0].offset
+    for each in records:
+        headers = list(each.headers)
+        builder.append(each.offset - base, each.timestamp, b"r", each.value, headers)
+    raw = base.to_bytes(8, "big") + bytes(builder.build())[8:]
+    kept = KeptRecords(raw)
+    return RecordBatch(TopicPartition(OUTCOMES.name, 0), kept.next_batch(), base, kept.raw)
 
 
 def take(mine: SourceInterval, *records: Record) -> tuple[int, list[Refused]]:
-    stamps = [each.timestamp for each in records]
-    events, refused = mine.take(records, BOUNDS, min(stamps), max(stamps))
+    events, refused = mine.take(batch_of(*records), BOUNDS)
     return events, [reason for _, reason in refused]
+
+
+def test_a_batch_that_was_read_in_part_goes_on_behind_that() -> None:
+    mine = source()
+    records = [record(offset, [an_outcome(f"d{offset}", "m@v1")]) for offset in (8, 9, 10, 11)]
+    assert take(mine, *records) == (2, [])
+    assert (mine.upto, mine.deltas[instance_key("m@v1", "i-1")].mark_ms) == (12, records[-1].timestamp)
+
+
+def test_what_is_odd_goes_the_slow_way_and_counts_as_well() -> None:
+    mine = source()
+    plain, odd = record(10, [an_outcome("d1", "m@v1")]), record(11, [an_outcome("d2", "m@v1")])
+    assert odd.value is not None
+    odd.value = odd.value.replace(b"{", b"{ \n", 1)
+    gone = Record(12, b"{}")
+    events, refused = take(mine, plain, odd, gone)
+    assert (events, [reason.kind for reason in refused]) == (2, ["impossible_value"])
+    cells = mine.deltas[instance_key("m@v1", "i-1")].cells["b0"]
+    assert sum(cell.attempts for cell in cells.values()) == 2
+
+
+def test_names_are_forgotten_once_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interval, "MOST_NAMES", 2)
+    mine = source()
+    for offset, names in ((10, ("a", "b", "c")), (11, ("c", "a"))):
+        take(mine, record(offset, [an_outcome(f"d-{name}", "m@v1", instance=name) for name in names]))
+        found = {key: delta for key, delta in mine.deltas.items() if key.startswith("i|")}
+        assert set(found) == {instance_key("m@v1", name) for name in names}
+        mine.next()
+        mine.reading.forget_names()
+    assert len(mine.reading.reader.names) == 2
 
 
 def test_a_record_is_folded_once_and_moves_the_interval() -> None:

@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import NewTopic
+from aiokafka.consumer import fetcher
+from aiokafka.errors import CorruptRecordException
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from aiokafka.record.legacy_records import LegacyRecordBatch, LegacyRecordBatchBuilder
 
 from schemas.topics import INSTANCES
-from streams.record_batches import fetch_batches
+from streams.record_batches import KeptRecords, RecordBatch, fetch_batches
 from streams.row_batches import keys_before
 from tests.streams.fleet import Log
 from transport.admin import connect_admin
@@ -55,6 +59,10 @@ async def test_the_same_records_as_getmany(log: Log, unique: str, kind: str) -> 
                 for batch in await fetch_batches(consumer, 0.5):
                     stamps = [record.timestamp for record in batch.records]
                     assert (batch.first_ms, batch.last_ms) == (min(stamps), max(stamps))
+                    assert batch.raw is not None
+                    assert batch.scan is not None
+                    assert len(batch) == len(batch.records) == len(batch.scan)
+                    assert batch.next_offset == batch.records[-1].offset + 1
                     take(batch.tp, batch.records)
             else:
                 for tp, records in (await consumer.getmany(timeout_ms=500)).items():
@@ -65,6 +73,75 @@ async def test_the_same_records_as_getmany(log: Log, unique: str, kind: str) -> 
         return found
 
     assert await read(True) == await read(False)
+
+
+def built(offsets: list[int], magic: int = 2, compression: int = 0, control: bool = False) -> bytes:
+    """A batch as a broker has it: the offset of the first record is put in, checksum and all."""
+    if magic < 2:
+        legacy = LegacyRecordBatchBuilder(magic, compression, 1 << 20)
+        for offset in offsets:
+            legacy.append(offset, timestamp=offset, key=None, value=b"v%d" % offset)
+        return bytes(legacy.build())
+    builder = DefaultRecordBatchBuilder(2, compression, False, -1, -1, 0, 1 << 20)
+    for offset in offsets:
+        builder.append(offset - offsets[0], timestamp=offset, key=None, value=b"v%d" % offset, headers=[])
+    data = bytearray(builder.build())
+    data[:8] = offsets[0].to_bytes(8, "big")
+    data[22] |= 0x20 if control else 0
+    return bytes(data)
+
+
+def test_kept_records_give_the_bytes_of_each_batch() -> None:
+    parts = [built([0, 1]), built([2, 3], compression=1), built([4, 7]), built([8])]
+    kept = KeptRecords(b"".join(parts) + parts[0][:30])
+    seen = []
+    while kept.has_next():
+        offsets = [record.offset for record in kept.next_batch()]
+        seen.append((bytes(kept.raw), offsets))
+    assert [raw for raw, _ in seen] == parts
+    assert [offsets for _, offsets in seen] == [[0, 1], [2, 3], [4, 7], [8]]
+    assert kept.next_batch() is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "read_as_it_is"),
+    [
+        (built([5, 6, 9]), True),
+        (built([5, 6, 9], compression=1), False),
+        (built([5, 6, 9], control=True), False),
+    ],
+)
+@pytest.mark.parametrize(("wanted", "offsets"), [(0, [5, 6, 9]), (5, [5, 6, 9]), (7, [9]), (10, [])])
+def test_a_batch_begins_with_the_wanted_offset(
+    raw: bytes, read_as_it_is: bool, wanted: int, offsets: list[int]
+) -> None:
+    batch = RecordBatch(TopicPartition("t", 0), DefaultRecordBatch(raw), wanted, raw)
+    assert (batch.raw is not None) == read_as_it_is
+    assert (batch.base_offset, batch.next_offset, len(batch)) == (5, 10, len(offsets))
+    if offsets:
+        assert (batch.first_ms, batch.last_ms) == (offsets[0], offsets[-1])
+    assert [record.offset for record in batch.records] == offsets
+    assert batch.records is batch.records
+
+
+def test_older_records_are_read_by_the_client() -> None:
+    raw = built([9], magic=1)
+    batch = RecordBatch(TopicPartition("t", 0), LegacyRecordBatch(raw, 1), 3, raw)
+    assert (batch.raw, batch.scan, batch.base_offset, batch.next_offset, len(batch)) == (None, None, 3, 10, 1)
+    assert (batch.first_ms, batch.last_ms, batch.records[0].value) == (9, 9, b"v9")
+
+
+def test_a_batch_that_lies_about_itself_raises_when_its_records_are_asked_for() -> None:
+    raw = built([0, 1])
+    cut = raw[:-1]
+    batch = RecordBatch(TopicPartition("t", 0), DefaultRecordBatch(cut), 0, cut)
+    assert batch.scan is None
+    with pytest.raises(CorruptRecordException):
+        list(batch.records)
+
+
+def test_the_fetcher_keeps_the_bytes() -> None:
+    assert fetcher.MemoryRecords is KeptRecords
 
 
 @pytest.mark.kafka

@@ -81,6 +81,7 @@ def draw_outcome(rng: random.Random, now: int) -> bytes:
             instance_boot=rng.choice(["b0", "b1", None]) if placed else None,
             cause=cause, at_ms=at, intent_started_at_ms=T0, started_at_ms=T0,
             ttft_ms=rng.choice([None, rng.lognormvariate(5, 1)]), tpot_ms=rng.choice([None, 0.0, 20.0]),
+            queue_ms=rng.choice([None, 0.0, 3.5]),
             output_tokens=rng.choice([None, 0, 9, 300]), wasted_tokens=rng.choice([None, 0, 5]),
             ttft_slo_ms=1.0, tpot_slo_ms=1.0, deadline_at_ms=T0, within_slo=cause == "ok",
         )

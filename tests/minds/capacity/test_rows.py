@@ -9,7 +9,7 @@ import pytest
 from minds.capacity.folds import State, Total
 from minds.capacity.live import Live
 from minds.capacity.registers import RankRegister, register_of
-from minds.capacity.rows import Grants, Stamp, has_left, instance_row, members_of, region_row
+from minds.capacity.rows import Grants, Stamp, has_left, heard_at_ms, instance_row, members_of, region_row
 from minds.windows import Rings, add_slots, count_outcome
 from schemas.endpoints import EndpointRow
 from schemas.fastpath import encode
@@ -70,6 +70,7 @@ def rings(attempts: int) -> Rings:
         within_slo = True
         ttft_ms = 50.0
         tpot_ms = None
+        queue_ms = None
         output_tokens = 1
         wasted_tokens = None
 
@@ -77,7 +78,7 @@ def rings(attempts: int) -> Rings:
     for _ in range(attempts):
         slots: dict = {}
         count_outcome(slots, Ended())
-        add_slots(found, slots)
+        add_slots(found, slots, T0)
     return found
 
 
@@ -139,9 +140,9 @@ def test_unknown_where_nothing_is_known_and_no_cap_is_no_figure() -> None:
 
 def test_a_silent_instance_leaves_only_when_the_registry_is_silent_too() -> None:
     silent = value(register(T0 - 90_000))
-    assert not has_left(endpoint(), silent, T0)
-    assert has_left(endpoint(as_of_ms=T0 - 90_000), silent, T0)
-    assert not has_left(endpoint(as_of_ms=T0 - 90_000), value(register(T0)), T0)
+    assert not has_left(heard_at_ms(endpoint(), silent), T0)
+    assert has_left(heard_at_ms(endpoint(as_of_ms=T0 - 90_000), silent), T0)
+    assert not has_left(heard_at_ms(endpoint(as_of_ms=T0 - 90_000), value(register(T0))), T0)
 
 
 def test_rows_are_what_the_contract_says() -> None:

@@ -110,6 +110,8 @@ def test_two_gpus_that_tell_everything(fake_library: Path) -> None:
         ("ok", "node-1", "NVIDIA Fake 100", 0)
     )
     assert first["throttle_reasons"] == ["power-cap", "hw-thermal"]
+    assert 0 <= first["at_ms"] - first["xid_last_at_ms"] < 60_000
+    assert first["valid_for_ms"] > 0
     assert first["mig_enabled"] is False
     assert said.states("GPU-fake-1") == ["ok"]
     other = said.of("GPU-fake-1")[-1]

@@ -31,6 +31,7 @@ def test_the_round_trip_is_the_least_of_the_last_few() -> None:
     probe = said({"a": [9.0, 30.0, 12.0, 50.0, 31.0, 40.0]})
     assert (probe.rtt_ms.value, probe.rtt_ms.quality, probe.rtt_ms.age_ms) == (12.0, "fresh", 0.0)
     assert (probe.from_region, probe.to_region, probe.at_ms) == ("eu", "us", NOW_MS)
+    assert probe.valid_for_ms == 5_000.0, "2.5 intervals of the probes, timeouts included"
 
 
 def test_the_nearest_router_tells_how_far_the_region_is() -> None:
