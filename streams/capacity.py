@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from typing import Any
+from zlib import crc32
 
 import faust
 import structlog
@@ -25,6 +26,11 @@ log = structlog.get_logger(__name__)
 TABLES = (f"instances-v{FORMAT}", f"regions-v{FORMAT}")
 IDLE_LEAVES_MS = 15 * 60_000
 """A key of which nothing came for so long is forgotten: three times the longest window."""
+
+
+def phase_of(key: str) -> float:
+    """A number from 0 to 1 for a key, always the same."""
+    return crc32(key.encode()) / 2**32
 
 
 class CapacityStage:
@@ -62,7 +68,7 @@ class CapacityStage:
             for raw_key, value in list(table.data.items()):
                 key = raw_key.decode()
                 if value is not None and rollup_partition(parse_key(key).pool) in partitions:
-                    self._put(key, Live(decode_state(value)))
+                    self._put(key, Live(decode_state(value), phase_of(key)))
                     loaded += 1
             self._count(table)
             log.info("table_recovered", table=table.name, keys=loaded, partitions=sorted(partitions))
@@ -145,7 +151,7 @@ class CapacityStage:
         for key, partials in grouped.items():
             live = self._states.get(key)
             if live is None:
-                live = Live()
+                live = Live(phase=phase_of(key))
                 self._put(key, live)
             if live.apply(offset, partials, now):
                 self._unstored.add(key)

@@ -19,6 +19,8 @@ PARTITIONS = 4
 
 
 YIELD_EVERY = 20
+MOST_BUFFERED = 100_000
+"""Changelog writes that may wait: Faust stops reading beyond so many, and its default is 100."""
 
 
 class BatchedTable(Table):  # type: ignore[misc]
@@ -44,7 +46,7 @@ Write = tuple[BatchedTable, bytes, bytes | None, int]
 def build_app(options: StreamsOptions) -> faust.App:
     """The Faust app of one worker; it has no web server, and its topics are made beforehand."""
     options.data_dir.mkdir(parents=True, exist_ok=True)
-    return faust.App(
+    app = faust.App(
         options.app_id,
         broker=f"kafka://{options.bootstrap}",
         store="memory://",
@@ -66,6 +68,8 @@ def build_app(options: StreamsOptions) -> faust.App:
         recovery_delay=0.0,
         table_cleanup_interval=3600.0,
     )
+    app.producer.buffer.max_messages = MOST_BUFFERED
+    return app
 
 
 def raw_topic(app: faust.App, name: str) -> Any:

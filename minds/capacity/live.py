@@ -4,7 +4,7 @@ Adding a partial to the three windows costs a microsecond; summing the rings ane
 sums are kept, and built anew from the rings when a slot enters or leaves a window (each second for the
 shortest) and after anything out of the ordinary (a re-cut interval, a new boot). Percentiles are read from
 summed sketches at most each ``REFRESH_MS``, and once more when a key has fallen silent: they lag, they never
-stay wrong.
+stay wrong. Keys read them at times of their own (``phase``), or all of a fleet would at once.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Live:
         "_grown",
         "_impossible",
         "_jumped",
+        "_phase",
         "_rates",
         "_reckoned",
         "_signals",
@@ -71,7 +72,9 @@ class Live:
         "windows",
     )
 
-    def __init__(self, state: State | None = None) -> None:
+    def __init__(self, state: State | None = None, phase: float = 0.0) -> None:
+        """``phase`` (0-1) is how far into REFRESH_MS the first percentiles count as read."""
+        self._phase = phase
         self.state = state if state is not None else new_state()
         self.boots: tuple[str, ...] | None = None
         self.windows = (_Window(), _Window(), _Window())
@@ -202,7 +205,9 @@ class Live:
             window.ttft = _percentiles(b"".join([cell.ttft for cell in cells]))
             window.tpot = _percentiles(b"".join([cell.tpot for cell in cells]))
             window.queue = _percentiles(b"".join([cell.queue for cell in cells]))
-            window.read_at_ms, window.unread = now_ms, False
+            first = window.read_at_ms == 0
+            window.read_at_ms = now_ms - int(self._phase * REFRESH_MS[place]) if first else now_ms
+            window.unread = False
         counts = window.counts
         return _Stats(
             span_ms=_SPANS[place],
