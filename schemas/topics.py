@@ -7,6 +7,7 @@ partitioned by pool, so that all of a pool lies with one owner.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +33,18 @@ Component = Literal["source", "router", "streams", "sink", "operator", "tool"]
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 MAX_RECORD_BYTES = 4 * 1024 * 1024
+POOL_PARTITIONS_VARIABLE = "TOKENFLEET_POOL_PARTITIONS"
+
+
+def _pool_partitions(said: str) -> int:
+    if not said.isdecimal() or not 1 <= int(said) <= 1_000:
+        raise ValueError(f"{POOL_PARTITIONS_VARIABLE} is {said!r}; it takes a whole number from 1 to 1000.")
+    return int(said)
+
+
+POOL_PARTITIONS = _pool_partitions(os.environ.get(POOL_PARTITIONS_VARIABLE, "4"))
+"""Of the topics that are partitioned by pool: how many streams workers can own pools. All services of a fleet
+must agree on it; docs/operations/streams.md says how to change it."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +118,7 @@ def _rows(
     partition_key: str,
     writers: tuple[Component, ...],
     about: str,
-    partitions: int = 4,
+    partitions: int = POOL_PARTITIONS,
     readers: tuple[Component, ...] = ("router", "sink"),
 ) -> Topic:
     claimed = writers == ("streams",)
@@ -141,6 +154,7 @@ ENDPOINTS = _rows(
     "pools[0]",
     ("source",),
     "The registry of engines.",
+    partitions=4,
     readers=("streams", "router", "sink"),
 )
 INSTANCES = _rows("fleet.instances", InstanceRow, "instance", "pools[0]", ("streams",), "Instance table.")
@@ -171,7 +185,15 @@ ROUTERS = _rows(
     partitions=1,
     readers=("streams", "sink"),
 )
-ALERTS = _rows("fleet.alerts", AlertRow, "alert_id", "alert_id", ("streams", "sink", "source"), "For people.")
+ALERTS = _rows(
+    "fleet.alerts",
+    AlertRow,
+    "alert_id",
+    "alert_id",
+    ("streams", "sink", "source"),
+    "For people.",
+    partitions=4,
+)
 
 DEAD = Topic(
     "fleet.dead",
@@ -194,7 +216,7 @@ ROLLUPS = Topic(
     ("streams",),
     ("streams",),
     "Stage one's partials, one record a flush and partition of pools.",
-    4,
+    POOL_PARTITIONS,
     DAY_MS,
 )
 CLAIMS = Topic(

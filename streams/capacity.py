@@ -8,12 +8,14 @@ from typing import Any
 from zlib import crc32
 
 import faust
+import msgspec
 import structlog
 
 from minds.capacity.folds import FORMAT, decode_state, encode_state, parse_key
 from minds.capacity.live import Live
 from schemas.codec import Refused
 from schemas.topics import ROLLUPS
+from streams.contiguous import Contiguous
 from streams.faust_tables import BatchedTable, Ownership, Settler, Write, raw_table, stateful_agent
 from streams.health import Health, Metrics
 from streams.interval import rollup_partition
@@ -24,6 +26,8 @@ from transport.dead_letters import DeadLetterWriter, TooManyDeadLetters
 log = structlog.get_logger(__name__)
 
 TABLES = (f"instances-v{FORMAT}", f"regions-v{FORMAT}")
+UPTO = "o|"
+"""Keys of the first table that hold no state, but a partition's next rollup: all before it is stored."""
 IDLE_LEAVES_MS = 15 * 60_000
 """A key of which nothing came for so long is forgotten: three times the longest window."""
 
@@ -42,11 +46,11 @@ class CapacityStage:
         self._dead = dead_letters
         self._health = health
         self._metrics = metrics
-        self._tables = {name: raw_table(app, name) for name in TABLES}
+        self._tables = {name: raw_table(app, name, ROLLUPS) for name in TABLES}
         self._states: dict[str, Live] = {}
         self._by_pool: dict[str, set[str]] = {}
         self._unstored: set[str] = set()
-        self._next: dict[int, int] = {}
+        self._order = Contiguous(app, ROLLUPS.name)
         self.changed: set[str] = set()
         """Keys that changed since the publisher last looked; it clears them."""
         self.wake = asyncio.Event()
@@ -67,7 +71,11 @@ class CapacityStage:
             loaded = 0
             for raw_key, value in list(table.data.items()):
                 key = raw_key.decode()
-                if value is not None and rollup_partition(parse_key(key).pool) in partitions:
+                if key.startswith(UPTO):
+                    partition = int(key.removeprefix(UPTO))
+                    if value is not None and partition in partitions:
+                        self._order.taken_over(partition, msgspec.msgpack.decode(value, type=int))
+                elif value is not None and rollup_partition(parse_key(key).pool) in partitions:
                     self._put(key, Live(decode_state(value), phase_of(key)))
                     loaded += 1
             self._count(table)
@@ -76,7 +84,8 @@ class CapacityStage:
         return load
 
     def _lost(self) -> None:
-        self._states, self._by_pool, self._next = {}, {}, {}
+        self._states, self._by_pool = {}, {}
+        self._order.lost()
         self._unstored, self.changed = set(), set()
         self.settler.drop()
 
@@ -86,13 +95,17 @@ class CapacityStage:
 
     def _collect(self) -> Iterator[Write]:
         """What changed, encoded one by one as the settler asks: a state that moved on meanwhile is as good,
-        since it holds the offset that it has applied."""
+        since it holds the offset that it has applied. Up to where the tables are complete comes last."""
         keys, self._unstored = self._unstored, set()
+        upto = dict(self._order.next) if keys else {}
         for key in keys:
             live = self._states.get(key)
             partition = rollup_partition(parse_key(key).pool)
             value = None if live is None else encode_state(live.state)
             yield self._table(key), key.encode(), value, partition
+        for partition, offset in upto.items():
+            value = msgspec.msgpack.encode(offset)
+            yield self._tables[TABLES[0]], f"{UPTO}{partition}".encode(), value, partition
 
     def forget_idle(self) -> None:
         """Drop the keys of which nothing came for 15 minutes."""
@@ -111,8 +124,11 @@ class CapacityStage:
     async def _apply_all(self, stream: Any) -> None:
         async for event in stream.noack().events():
             message = event.message
+            owned = self.ownership.recovered
+            if not owned or not await self._order.admits(message.partition, message.offset):
+                continue  # it comes again
             try:
-                self._apply(message.partition, message.offset, tuple(message.headers or ()), message.value)
+                self._apply(message.offset, tuple(message.headers or ()), message.value)
             except Refused as refused:
                 if not await self._put_aside(message, refused):
                     return
@@ -141,11 +157,7 @@ class CapacityStage:
             return False
         return True
 
-    def _apply(self, partition: int, offset: int, headers: Any, value: bytes | None) -> None:
-        expected = self._next.get(partition)
-        if expected is not None and offset > expected:
-            log.warning("rollups_skipped", partition=partition, expected=expected, got=offset)
-        self._next[partition] = offset + 1
+    def _apply(self, offset: int, headers: Any, value: bytes | None) -> None:
         _, grouped = decode_partials(headers, value)
         now = now_ms()
         for key, partials in grouped.items():
@@ -189,4 +201,5 @@ class CapacityStage:
                 self._count(table)
 
     def _count(self, table: BatchedTable) -> None:
-        self._metrics.table_keys.labels(table.name.partition("-v")[0]).set(len(table.data))
+        keys = len(table.data) - sum(f"{UPTO}{p}".encode() in table.data for p in range(ROLLUPS.partitions))
+        self._metrics.table_keys.labels(table.name.partition("-v")[0]).set(keys)

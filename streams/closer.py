@@ -16,6 +16,7 @@ from schemas.codec import Refused, decode_events, envelope_headers, to_json
 from schemas.envelopes import Envelope
 from schemas.outcomes import Outcome
 from schemas.topics import DECISIONS, OUTCOMES, ROUTERS
+from streams.contiguous import Contiguous
 from streams.faust_tables import Ownership, Settler, Write, raw_table, stateful_agent
 from streams.health import Health, Metrics
 from streams.lag import OffsetProbe, Place
@@ -66,7 +67,8 @@ class Closer:
         self._dead = dead_letters
         self._health = health
         self._metrics = metrics
-        self._table = raw_table(app, TABLE)
+        self._table = raw_table(app, TABLE, DECISIONS)
+        self._order = Contiguous(app, DECISIONS.name)
         self._ledgers: dict[int, Ledger] = {}
         self.applied: dict[Place, int] = {}
         """The last offset of each topic and partition whose events are in the ledgers."""
@@ -98,6 +100,9 @@ class Closer:
                 ledger.marks[name] = entry
             else:
                 ledger.open[name] = entry
+        for partition in partitions:
+            if (at := self.applied.get((DECISIONS.name, partition))) is not None:
+                self._order.taken_over(partition, at + 1)
         self._complete_at, self._settle_from_ms = None, monotonic_ms()
         self._outcomes.follow({p: self.applied.get((OUTCOMES.name, p), -1) + 1 for p in partitions})
         still_open = sum(len(ledger.open) for ledger in self._ledgers.values())
@@ -105,6 +110,7 @@ class Closer:
 
     def _lose(self) -> None:
         self._ledgers, self.applied = {}, {}
+        self._order.lost()
         self._unstored, self._pending = set(), set()
         self._outcomes.follow({})
         self.settler.drop()
@@ -132,6 +138,9 @@ class Closer:
     async def _take_decisions(self, stream: Any) -> None:
         async for event in stream.noack().events():
             message = event.message
+            owned = self.ownership.recovered
+            if not owned or not await self._order.admits(message.partition, message.offset):
+                continue  # it comes again
             try:
                 self._take_decision(message)
             except Refused as refused:
@@ -164,6 +173,7 @@ class Closer:
         for decision_id in ended_ids(batch, first):
             self._pending.discard(decision_id)
             ledger.ended(decision_id, now)
+        self.settler.settled[at] = self.applied[at]  # its position is the table's: nothing to acknowledge
 
     def _moves(self, at: Place, offset: int) -> bool:
         """Note an offset as applied; False where it was before."""

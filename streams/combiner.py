@@ -17,6 +17,7 @@ from streams.interval import SOURCES, ClockBounds, Outcomes, SourceInterval, rol
 from streams.options import StreamsOptions
 from streams.record_batches import RecordBatch, fetch_batches
 from transport.clock import monotonic_ms, now_ms
+from transport.consumers import committed_offsets, stop_consumer
 from transport.dead_letters import DeadLetterWriter, TooManyDeadLetters
 
 log = structlog.get_logger(__name__)
@@ -96,7 +97,7 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
                 fetch_max_wait_ms=FETCH_WAIT_MS,
                 max_partition_fetch_bytes=FETCH_BYTES,
                 request_timeout_ms=20_000,
-                metadata_max_age_ms=30_000,
+                metadata_max_age_ms=10_000,
             )
             consumer.subscribe(list(SOURCES), listener=self)
             self._broken, self._assigned = True, False
@@ -111,7 +112,7 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._down_since_ms = self._down_since_ms or monotonic_ms()
             finally:
                 self._sources.clear()
-                await consumer.stop()
+                await stop_consumer(consumer)
             await asyncio.sleep(0.5)
 
     async def _follow(self, consumer: AIOKafkaConsumer) -> None:
@@ -133,8 +134,7 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
     async def _take_over(self, consumer: AIOKafkaConsumer) -> None:
         assigned = sorted(consumer.assignment())
         starts: dict[TopicPartition, int] = {}
-        for tp in assigned:
-            committed = await consumer.committed(tp)
+        for tp, committed in (await committed_offsets(consumer, assigned)).items():
             if committed is None:
                 committed = (await consumer.beginning_offsets([tp]))[tp]
             starts[tp] = committed
@@ -243,6 +243,13 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
         self._metrics.flush_ms.observe(monotonic_ms() - began_ms)
 
     # ---------------------------------------------------------------------------------------------- health
+
+    @property
+    def committed(self) -> dict[tuple[str, int], int] | None:
+        """The committed offset of each source partition that it holds; None while it may not combine."""
+        if self._broken:
+            return None
+        return {(tp.topic, tp.partition): source.base for tp, source in self._sources.items()}
 
     def _behind(self, consumer: AIOKafkaConsumer) -> int:
         """Records that wait to be read, as far as the last fetches told."""

@@ -18,6 +18,7 @@ from aiokafka.errors import KafkaError
 from schemas.codec import Refused, decode_events
 from schemas.topics import Topic
 from transport.clock import monotonic_ms, now_ms
+from transport.consumers import stop_consumer
 from transport.log_reader import partitions_of
 
 log = structlog.get_logger(__name__)
@@ -75,7 +76,7 @@ class EventTail:
             except (KafkaError, OSError, TimeoutError) as error:
                 log.warning("events_not_followed", error=type(error).__name__, again_in_s=1)
             finally:
-                await consumer.stop()
+                await stop_consumer(consumer)
             await asyncio.sleep(1.0)
 
     async def _follow(self, consumer: AIOKafkaConsumer) -> None:

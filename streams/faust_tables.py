@@ -10,13 +10,10 @@ import faust
 from aiokafka.admin import NewTopic
 from faust.tables.table import Table
 
-from schemas.topics import DAY_MS, MAX_RECORD_BYTES
+from schemas.topics import DAY_MS, MAX_RECORD_BYTES, ROLLUPS, Topic, topic
+from streams import faust_transport
 from streams.health import Health
 from streams.options import StreamsOptions
-
-PARTITIONS = 4
-"""Of every table, as of the topics that it is written from."""
-
 
 YIELD_EVERY = 20
 MOST_BUFFERED = 100_000
@@ -53,7 +50,7 @@ def build_app(options: StreamsOptions) -> faust.App:
         datadir=str(options.data_dir / "faust"),
         Table=BatchedTable,
         web_enabled=False,
-        topic_partitions=PARTITIONS,
+        topic_partitions=ROLLUPS.partitions,
         topic_allow_declare=False,
         topic_disable_leader=True,
         stream_wait_empty=False,
@@ -68,6 +65,7 @@ def build_app(options: StreamsOptions) -> faust.App:
         recovery_delay=0.0,
         table_cleanup_interval=3600.0,
     )
+    faust_transport.use(app)
     app.producer.buffer.max_messages = MOST_BUFFERED
     return app
 
@@ -81,7 +79,7 @@ def raw_topic(app: faust.App, name: str) -> Any:
         key_serializer="raw",  # the type alone would still be read as JSON
         value_serializer="raw",
         allow_empty=True,
-        partitions=PARTITIONS,
+        partitions=topic(name).partitions,
     )
 
 
@@ -100,14 +98,19 @@ def stateful_agent(app: faust.App, topic: str, process: Callable[[Any], Any], he
     app.agent(raw_topic(app, topic), name=topic, concurrency=1)(guarded)
 
 
-def raw_table(app: faust.App, name: str) -> BatchedTable:
-    """A table of bytes to bytes, kept in memory and recovered from its changelog."""
-    table: BatchedTable = app.Table(name, key_type=bytes, value_type=bytes, partitions=PARTITIONS)
+def raw_table(app: faust.App, name: str, source: Topic) -> BatchedTable:
+    """A table of bytes to bytes, in memory and recovered from its changelog; partitioned as ``source``."""
+    table: BatchedTable = app.Table(name, key_type=bytes, value_type=bytes, partitions=source.partitions)
     return table
 
 
-def changelog_topics(app_id: str, tables: Iterable[str], replication: int = 1) -> list[NewTopic]:
-    """The changelogs to create beforehand; a partition count that differs would crash-loop the agents."""
+def changelog_topics(
+    app_id: str, tables: Iterable[str], source: Topic, replication: int = 1
+) -> list[NewTopic]:
+    """The changelogs to create beforehand, partitioned as the topic that the tables are written from.
+
+    A partition count that differs would crash-loop the agents.
+    """
     config = {
         "cleanup.policy": "compact",
         "max.message.bytes": str(MAX_RECORD_BYTES),
@@ -116,7 +119,7 @@ def changelog_topics(app_id: str, tables: Iterable[str], replication: int = 1) -
         "delete.retention.ms": str(DAY_MS),
     }
     return [
-        NewTopic(f"{app_id}-{table}-changelog", PARTITIONS, replication, topic_configs=config)
+        NewTopic(f"{app_id}-{table}-changelog", source.partitions, replication, topic_configs=config)
         for table in tables
     ]
 

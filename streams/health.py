@@ -51,10 +51,10 @@ class Health:
         self._ready: dict[str, Check] = {}
 
     def fail(self, component: str, reason: str) -> None:
-        """A component has stopped for good; the worker must be restarted."""
+        """A component has stopped for good; the worker must be restarted. The first reason stays."""
         if component not in self.failures:
             log.error("component_failed", component=component, reason=reason)
-        self.failures[component] = reason
+            self.failures[component] = reason
 
     def add(self, component: str, *, live: Check | None = None, ready: Check | None = None) -> None:
         """Ask this component whenever somebody asks us."""

@@ -17,7 +17,7 @@ def log_to_stderr() -> None:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    for name in ("faust", "aiokafka", "mode", "asyncio", "streams.faust_tables"):
+    for name in ("faust", "aiokafka", "mode", "asyncio", "streams.faust_tables", "streams.faust_transport"):
         logging.getLogger(name).setLevel(logging.WARNING)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),

@@ -32,7 +32,8 @@ class StreamsOptions:
     grant_ms: float = 1_000.0
     store_ms: float = 2_500.0
     """Changelog writes and commits of stage two."""
-    stall_ms: float = 15_000.0
+    stall_ms: float = 10_000.0
+    """How long a part may have work and do none; `/healthz` is red within 15 s, its periods included."""
     settle_ms: float = 3_000.0
     """After a takeover the closer waits so long before it closes anything."""
     wrong_clock_ahead_ms: float = 5 * 60_000.0

@@ -18,6 +18,7 @@ from schemas.codec import Refused
 from schemas.projections import ProjectedReader
 from schemas.topics import OUTCOMES
 from streams.record_batches import RecordBatch, fetch_batches
+from transport.consumers import stop_consumer
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +72,7 @@ class OutcomeEnds:
             except (KafkaError, OSError, TimeoutError) as error:
                 log.warning("outcomes_not_read", error=repr(error), again_in_s=AGAIN_S)
             finally:
-                await consumer.stop()
+                await stop_consumer(consumer)
             await asyncio.sleep(AGAIN_S)
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,7 +24,7 @@ from streams.grants import PoolGrants
 from streams.health import Health, Metrics
 from streams.interval import rollup_partition
 from streams.options import StreamsOptions
-from streams.row_batches import RowBatches, keys_before
+from streams.row_batches import MOST_UNDER_WAY, RowBatches, keys_before
 from streams.shown import Owned, Place, due_at_ms
 from transport.clock import monotonic_ms, now_ms
 from transport.producer import RowProducer
@@ -100,10 +101,10 @@ class Publisher:
                 log.warning("rows_not_published", error=repr(error))
                 self._owned = {}
             await asyncio.sleep(self._options.publish_ms / 1000.0)
-            try:
-                await asyncio.wait_for(self._stage.wake.wait(), self._idle_s())
-            except TimeoutError:
-                continue
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes as the event is set.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._idle_s()):
+                    await self._stage.wake.wait()
 
     def _idle_s(self) -> float:
         due_ms = min([owned.next_due_ms() for owned in self._owned.values()], default=float("inf"))
@@ -136,6 +137,7 @@ class Publisher:
         for alert in alerts:
             log.warning("instance_quarantine", state=alert.state, instance=alert.subject, why=alert.summary)
             await self._rows.put(ALERTS, alert, partition_key=alert.alert_id)
+        await self._batches.settled(MOST_UNDER_WAY)
         if self._batches.waiting:
             for name, rows in (await self._batches.send()).items():
                 self._counts[name].inc(rows)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
+from collections import Counter, deque
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -14,6 +13,10 @@ from schemas.fastpath import encode
 from schemas.operations import CLAIM_KEY
 from schemas.topics import Topic
 from streams.record_batches import fetch_batches
+from transport.consumers import stop_consumer
+
+MOST_UNDER_WAY = 24
+"""Batches that the broker has not acknowledged yet: a few publications of two topics' four partitions."""
 
 
 class RowBatches:
@@ -25,6 +28,7 @@ class RowBatches:
         self._full: list[tuple[str, int, Any]] = []
         self._headers: dict[str, list[tuple[str, bytes]]] = {}
         self._rows: Counter[str] = Counter()
+        self._under_way: deque[Any] = deque()
         self.waiting = 0
 
     def put(self, topic: Topic, partition: int, key: str, row: Any) -> None:
@@ -53,9 +57,10 @@ class RowBatches:
         self.waiting += 1
 
     async def send(self) -> Counter[str]:
-        """Write all, wait until the broker has them, and say how many rows that were by topic.
+        """Hand all to the producer; returns how many rows that were by topic.
 
-        Raises KafkaError; what was collected is gone then.
+        Does not wait until the broker has them, unless too many are under way: a batch follows the other on
+        the same connection, so their order holds. Raises KafkaError for any that failed since the last call.
         """
         rows, self._rows = self._rows, Counter()
         ready = [
@@ -63,10 +68,20 @@ class RowBatches:
             *((topic, partition, batch) for (topic, partition), batch in self._open.items()),
         ]
         self._open, self._full, self.waiting = {}, [], 0
-        sent = [await self._producer.send_batch(batch, topic, partition=at) for topic, at, batch in ready]
-        if sent:
-            await asyncio.gather(*sent)
+        for topic, at, batch in ready:
+            self._under_way.append(await self._producer.send_batch(batch, topic, partition=at))
+        await self.settled(MOST_UNDER_WAY)
         return rows
+
+    async def settled(self, most: int = 0) -> None:
+        """Wait until at most so many batches are under way. Raises KafkaError for any that failed."""
+        try:
+            while self._under_way and (len(self._under_way) > most or self._under_way[0].done()):
+                await self._under_way[0]
+                self._under_way.popleft()
+        except BaseException:
+            self._under_way.clear()
+            raise
 
 
 async def keys_before(bootstrap: str, topic: Topic, partition: int, claim: int) -> set[str]:
@@ -92,4 +107,4 @@ async def keys_before(bootstrap: str, topic: Topic, partition: int, claim: int) 
                         found.add(key)
         return found
     finally:
-        await consumer.stop()
+        await stop_consumer(consumer)

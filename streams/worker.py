@@ -12,7 +12,7 @@ import structlog
 
 from minds.capacity import gpu_health, links
 from minds.rows import Change
-from schemas.topics import GPUS, LINKS, TOPICS, Topic
+from schemas.topics import DECISIONS, GPUS, LINKS, ROLLUPS, TOPICS, Topic
 from streams.capacity import TABLES, CapacityStage
 from streams.closer import TABLE as OPEN_DECISIONS
 from streams.closer import Closer
@@ -21,10 +21,10 @@ from streams.event_tail import EventTail, Followed
 from streams.faust_tables import build_app, changelog_topics
 from streams.health import Health, Metrics, serve_health
 from streams.interval import warm_up
-from streams.lag import LagWatch, OffsetProbe
+from streams.lag import Following, LagWatch, OffsetProbe
 from streams.options import StreamsOptions
 from streams.publisher import READ, Publisher
-from streams.rebuild import rewind_rollups
+from streams.rebuild import check_format, check_layout, rewind_rollups
 from streams.row_batches import RowBatches
 from transport.admin import ensure_topics
 from transport.clock import now_ms
@@ -40,8 +40,9 @@ GARBAGE_S = 1.0
 async def run_worker(options: StreamsOptions, stop: asyncio.Event, started: asyncio.Event) -> None:
     """Run one worker until ``stop`` is set; ``started`` is set once its parts run.
 
-    Raises transport.errors.BrokerUnavailable where no broker answers at the start, and OSError where the
-    HTTP port is taken. A component that fails later turns ``/healthz`` red; the others go on.
+    Raises transport.errors.BrokerUnavailable where no broker answers at the start, OSError where the HTTP
+    port is taken, and LayoutDiffers, TablesOutdated or GroupInUse of streams.rebuild. A component that fails
+    later turns ``/healthz`` red; the others go on.
     """
     health, metrics = Health(), Metrics()
     health.add("worker", ready=lambda: None if started.is_set() else "The worker is starting.")
@@ -50,11 +51,14 @@ async def run_worker(options: StreamsOptions, stop: asyncio.Event, started: asyn
     producer = reader = app = probe = None
     try:
         await asyncio.to_thread(warm_up)
-        changelogs = changelog_topics(options.app_id, (*TABLES, OPEN_DECISIONS))
+        tables = changelog_topics(options.app_id, TABLES, ROLLUPS)
+        changelogs = [*tables, *changelog_topics(options.app_id, (OPEN_DECISIONS,), DECISIONS)]
         made = await ensure_topics(
             options.bootstrap, TOPICS, extra=changelogs, timeout_s=options.broker_timeout_s
         )
-        if any(f"{options.app_id}-{table}-changelog" in made for table in TABLES):
+        await check_layout(options.bootstrap, tables)
+        await check_format(options.bootstrap, options.app_id, [each.name for each in tables])
+        if any(each.name in made for each in tables):
             await rewind_rollups(options.bootstrap, options.app_id, now_ms())
         producer = await start_producer(options.bootstrap, linger_ms=2)
         heard: list[OnChange] = []
@@ -73,16 +77,16 @@ async def run_worker(options: StreamsOptions, stop: asyncio.Event, started: asyn
         probe = OffsetProbe(options.bootstrap)
         app = build_app(options)
         stage = CapacityStage(app, dead_letters("capacity"), health, metrics)
-        settlers = {"capacity": stage.settler}
+        followers: dict[str, Following] = {"capacity": stage}
         parts: list[tuple[str, Coroutine[Any, Any, None]]] = []
         if options.close_decisions:
             closer = Closer(
                 options, app, reader, producer, boot, dead_letters("closer"), probe, health, metrics
             )
-            settlers["closer"] = closer.settler
+            followers["closer"] = closer
             parts.append(("closer", closer.run()))
-        lag = LagWatch(probe, settlers, options, health)
         combiner = Combiner(options, producer, dead_letters("combiner"), health, metrics)
+        lag = LagWatch(probe, combiner, followers, options, health)
         link_table, gpu_table = links.Links(), gpu_health.GpuTable()
         tail = EventTail(
             options.bootstrap,
@@ -125,9 +129,7 @@ async def run_worker(options: StreamsOptions, stop: asyncio.Event, started: asyn
         await stop.wait()
         log.info("streams_stopping", worker=options.worker_id)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end(tasks)
         if app is not None:
             await _stop_faust(app)
         if probe is not None:
@@ -147,12 +149,29 @@ async def _collect_garbage() -> None:
 
 
 async def _guard(name: str, coroutine: Coroutine[Any, Any, None], health: Health) -> None:
-    """A component that ends by an exception is a failure that the health page shows."""
+    """A component that ends, by an exception or by itself, is a failure that the health page shows."""
     try:
         await coroutine
-    except Exception as error:
+        health.fail(name, f"The {name} ended by itself; it should run as long as the worker.")
+    except (Exception, asyncio.CancelledError) as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise  # the worker stops; any other cancellation came out of a library, and is a crash
         log.exception("component_crashed", component=name)
         health.fail(name, f"The {name} crashed: {type(error).__name__}: {error}"[:500])
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancel until all have ended.
+
+    Once is not enough before Python 3.12: ``wait_for`` loses a cancellation that comes in the same turn of
+    the loop as what it waits for, and a busy worker would never stop.
+    """
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=1.0)
 
 
 async def _run_faust(app: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
+from transport.consumers import stop_consumer
 from transport.errors import BrokerUnavailable
 
 
@@ -29,7 +30,7 @@ async def start_log_reader(
     try:
         await asyncio.wait_for(consumer.start(), timeout_s)
     except (KafkaError, OSError, TimeoutError) as error:
-        await consumer.stop()
+        await stop_consumer(consumer)
         raise BrokerUnavailable(bootstrap, timeout_s, type(error).__name__) from error
     return consumer
 

@@ -13,6 +13,7 @@ from minds.rows import Change, RowView
 from schemas.codec import Refused
 from schemas.topics import Topic
 from transport.clock import monotonic_ms
+from transport.consumers import stop_consumer
 from transport.log_reader import partitions_of
 
 log = structlog.get_logger(__name__)
@@ -92,7 +93,7 @@ class TableReader:
             except Exception:
                 log.exception("table_reader_failed", again_in_s=1)
             finally:
-                await consumer.stop()
+                await stop_consumer(consumer)
             await asyncio.sleep(1.0)
 
     async def _follow(self, consumer: AIOKafkaConsumer) -> None:

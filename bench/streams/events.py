@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 KEYS = 500
 PARTITIONS = 4
+DRAWN = 8_191
+"""Different figures of events; a prime, so that keys and figures never fall into step."""
 SINGLE_HEADER = ("schema", b"outcome/1")
 BATCH_HEADER = ("schema", b"outcome.batch/1")
 
@@ -52,38 +54,44 @@ class Loop:
         return n < len(steps) and steps[n] == (n, ok, tokens)
 
 
+def _figures(rng: random.Random) -> tuple[bool, int, bytes, bytes]:
+    """Whether it ended well, its tokens, and its JSON before and after the time."""
+    ok, tokens = rng.random() < 0.97, rng.randrange(1, 500)
+    cause, within = (b"ok", b"true") if ok else (b"timeout", b"false")
+    after = b',"ttft_ms":%.1f,"tpot_ms":%.2f,"output_tokens":%d,"within_slo":%s' % (
+        rng.lognormvariate(5.0, 0.5),
+        rng.lognormvariate(3.0, 0.2),
+        tokens,
+        within,
+    )
+    return ok, tokens, b'"cause":"%s","at_ms":' % cause, after
+
+
 class Stream:
     """A seeded stream of outcomes; with ``full`` as long as our own routers write them (650 bytes)."""
 
     def __init__(self, seed: int, *, full: bool = False) -> None:
-        self._rng = random.Random(seed)
+        self._rng = rng = random.Random(seed)
         self._full = full
         self.loop = Loop()
         self._number = 0
+        # Parts are drawn once: whoever writes an event must not cost what the readers are measured by.
+        self._drawn = [_figures(rng) for _ in range(DRAWN)]
+        self._names = [
+            b'"pool":"%s","entry_region":"eu","region":"eu","instance":"%s","instance_boot":"b0",'
+            % (pool_of(key).encode(), instance_of(key).encode())
+            for key in range(KEYS)
+        ]
+        self._instances = [instance_of(key) for key in range(KEYS)]
 
     def event(self, key: int, at_ms: int) -> bytes:
         """One outcome of this key as JSON, counted in the loop."""
-        rng = self._rng
-        ok = rng.random() < 0.97
-        tokens = rng.randrange(1, 500)
-        self.loop.take(instance_of(key), ok, tokens, at_ms)
+        ok, tokens, before, after = self._drawn[self._number % DRAWN]
+        self.loop.take(self._instances[key], ok, tokens, at_ms)
         self._number += 1
-        cause, within = (b"ok", b"true") if ok else (b"timeout", b"false")
-        figures = (
-            b'"pool":"%s","entry_region":"eu","region":"eu","instance":"%s","instance_boot":"b0",'
-            b'"cause":"%s","at_ms":%d,"ttft_ms":%.1f,"tpot_ms":%.2f,"output_tokens":%d,"within_slo":%s'
-        ) % (
-            pool_of(key).encode(),
-            instance_of(key).encode(),
-            cause,
-            at_ms,
-            rng.lognormvariate(5.0, 0.5),
-            rng.lognormvariate(3.0, 0.2),
-            tokens,
-            within,
-        )
+        figures = b"%b%b%d%b" % (self._names[key], before, at_ms, after)
         if not self._full:
-            return b"{" + figures + b"}"
+            return b"{%b}" % figures
         return (
             b'{"decision_id":"router-0-19f3c2a1-%06d","intent_id":"intent-%06d","intent_inferred":false,'
             b'"attempt":1,"router":"router-0","router_boot":"19f3c2a1","tenant":"public",'

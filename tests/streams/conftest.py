@@ -26,7 +26,9 @@ async def log(kafka: Any) -> AsyncIterator[Log]:
     reader = TableReader(kafka.bootstrap, [topic for topic in TOPICS if topic.compacted])
     await reader.start()
     await reader.wait_caught_up(20)
-    yield Log(kafka.bootstrap, producer, reader)
+    log = Log(kafka.bootstrap, producer, reader)
+    yield log
+    await log.close()
     await reader.stop()
     await producer.stop()
 

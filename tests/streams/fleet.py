@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import aiohttp
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError
 
 from infra.ports import free_port
 from schemas.base import Event, Row
@@ -29,7 +31,9 @@ from transport.clock import now_ms
 from transport.partitioning import partition_of
 from transport.table_reader import TableReader
 
-PATIENCE_S = 40.0
+PATIENCE_S = 60.0
+REGISTERED_AGAIN_S = 10.0
+"""An instance of which nothing is heard for a minute leaves; a test on a busy machine may take longer."""
 
 
 class Worker:
@@ -39,16 +43,35 @@ class Worker:
         self.port = free_port()
         self.worker_id = worker_id
         self._log = folder / f"{worker_id}.log"
-        self._command = [
-            *(sys.executable, "-m", "tokenfleet", "streams", "--kafka", bootstrap, "--app-id", app_id),
-            *("--worker-id", worker_id, "--port", str(self.port), "--data", str(folder / worker_id)),
-            *options,
+        self._options = [
+            *("streams", "--kafka", bootstrap, "--app-id", app_id, "--worker-id", worker_id),
+            *("--port", str(self.port), "--data", str(folder / worker_id), *options),
         ]
+        self.program = ["-m", "tokenfleet"]
+        self.environment: dict[str, str] = {}
         self.process: subprocess.Popen[bytes] | None = None
+
+    def of_format(self, number: int) -> None:
+        """From its next start on it is a version of the code whose changelogs have this format."""
+        code = f"import minds.capacity.folds as f; f.FORMAT = {number}; import tokenfleet.cli as c; c.main()"
+        self.program = ["-c", code]
 
     def start(self) -> None:
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [sys.executable, *self.program, *self._options],
+                stdout=log,
+                stderr=log,
+                env=os.environ | self.environment,
+            )
+
+    async def refuses(self) -> str:
+        """Start it, and wait until it has ended by itself; what it said last."""
+        self.start()
+        assert self.process is not None
+        assert await asyncio.to_thread(self.process.wait, 60) == 1, self.tail()
+        self.process = None
+        return " ".join(self.tail().split())
 
     def send(self, number: int) -> None:
         assert self.process is not None
@@ -117,6 +140,32 @@ class Log:
         self.producer = producer
         self.reader = reader
         self._seq = 0
+        self._registered: dict[str, EndpointRow] = {}
+        self._again: asyncio.Task[None] | None = None
+
+    async def register(self, endpoints: list[EndpointRow]) -> None:
+        """Put endpoints into the registry, and keep them there as a source agent does."""
+        self._registered |= {endpoint.instance: endpoint for endpoint in endpoints}
+        for endpoint in endpoints:
+            await self.put(ENDPOINTS, endpoint, endpoint.pools[0])
+        await self.producer.flush()
+        if self._again is None:
+            self._again = asyncio.create_task(self._register_again())
+
+    async def _register_again(self) -> None:
+        while True:
+            await asyncio.sleep(REGISTERED_AGAIN_S)
+            for name, held in list(self._registered.items()):
+                fresh = {"as_of_ms": now_ms(), "version": held.version + 1}
+                row = self._registered[name] = held.model_copy(update=fresh)
+                with contextlib.suppress(KafkaError):  # a test may have stopped the broker
+                    await self.put(ENDPOINTS, row, row.pools[0])
+
+    async def close(self) -> None:
+        """Stop registering."""
+        if self._again is not None:
+            self._again.cancel()
+            await asyncio.gather(self._again, return_exceptions=True)
 
     async def send(self, topic: Topic, events: list[Any], producer: str) -> None:
         model: type[Event] = type(events[0])
@@ -270,9 +319,3 @@ def an_outcome(decision_id: str, pool: str, **changes: Any) -> Outcome:
         "within_slo": True,
     }
     return Outcome(**(fields | changes))
-
-
-async def register(log: Log, endpoints: list[EndpointRow]) -> None:
-    for endpoint in endpoints:
-        await log.put(ENDPOINTS, endpoint, endpoint.pools[0])
-    await log.producer.flush()

@@ -21,7 +21,6 @@ from tests.streams.fleet import (
     an_endpoint,
     an_outcome,
     eventually,
-    register,
 )
 from transport.clock import now_ms
 
@@ -32,7 +31,7 @@ async def test_bad_records_are_put_aside_with_reason_and_origin(
 ) -> None:
     pool, instance = f"m-{unique}@v1", f"i-{unique}"
     endpoint = an_endpoint(instance, pool)
-    await register(log, [endpoint])
+    await log.register([endpoint])
     await log.send(TELEMETRY, [a_scrape(endpoint)], f"source-{unique}")
     good = to_json(an_outcome("d", pool))
     undecided = to_json(a_decision("d", pool)).replace(b"dispatched", b"maybe")
@@ -81,7 +80,7 @@ async def test_events_of_a_sound_clock_in_the_same_envelope_are_used(
     log: Log, unique: str, make_worker: Callable[..., Worker]
 ) -> None:
     pool, instance = f"m-{unique}@v1", f"i-{unique}"
-    await register(log, [an_endpoint(instance, pool)])
+    await log.register([an_endpoint(instance, pool)])
     both: list[Outcome] = [
         an_outcome(f"d-{unique}-0", pool, instance=instance, at_ms=now_ms() + 900_000),
         an_outcome(f"d-{unique}-1", pool, instance=instance),

@@ -14,7 +14,7 @@ import pytest
 from minds.sketch import EMPTY, merged, percentiles, sketch_of_values
 from schemas.outcomes import CAUSES, Outcome
 from schemas.topics import INSTANCES, OUTCOMES, REGIONS, ROLLUPS, TELEMETRY
-from tests.streams.fleet import Log, Worker, a_scrape, an_endpoint, an_outcome, eventually, register
+from tests.streams.fleet import Log, Worker, a_scrape, an_endpoint, an_outcome, eventually
 
 MakeWorker = Callable[..., Worker]
 FIVE_MINUTES = 2
@@ -98,7 +98,7 @@ def two_pools(unique: str, count: int) -> dict[str, str]:
 
 async def start_fleet(log: Log, instances: dict[str, str]) -> None:
     endpoints = [an_endpoint(name, pool) for name, pool in instances.items()]
-    await register(log, endpoints)
+    await log.register(endpoints)
     scrapes: list[Any] = [a_scrape(endpoint) for endpoint in endpoints]
     for at in range(0, len(scrapes), 50):
         await log.send(TELEMETRY, scrapes[at : at + 50], f"source-{at}")

@@ -11,7 +11,7 @@ import pytest
 from schemas.policy import Cap, PolicyRow, ServiceClass
 from schemas.routers import Demand, RouterRow
 from schemas.topics import LEASES, POLICY, QUOTAS, ROUTERS, TELEMETRY
-from tests.streams.fleet import Log, Worker, a_scrape, an_endpoint, eventually, register
+from tests.streams.fleet import Log, Worker, a_scrape, an_endpoint, eventually
 from transport.clock import now_ms
 
 
@@ -58,7 +58,7 @@ async def test_leases_stay_within_the_cap_also_over_a_restart(
 ) -> None:
     capped, free = f"capped-{unique}@v1", f"free-{unique}@v1"
     endpoints = [an_endpoint(f"c{n}-{unique}", capped) for n in range(2)] + [an_endpoint(f"f-{unique}", free)]
-    await register(log, endpoints)
+    await log.register(endpoints)
     await log.put(POLICY, a_policy(capped, {"chat": 0.75, "batch": 0.25}), "fleet")
     worker = make_worker()
     worker.start()

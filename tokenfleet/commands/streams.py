@@ -1,4 +1,4 @@
-"""``tokenfleet streams``: one streams worker. Start several with ids of their own to scale out."""
+"""``tokenfleet streams``: one streams worker, and the rebuilding of its tables."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the CLI."""
-    app.command("streams")(streams)
+    """Add the commands to the CLI."""
+    commands = typer.Typer(invoke_without_command=True, no_args_is_help=False)
+    commands.callback()(streams)
+    commands.command("rebuild")(rebuild)
+    app.add_typer(commands, name="streams")
 
 
 def streams(
+    context: typer.Context,
     kafka: Annotated[str, typer.Option(help="The broker, HOST:PORT.")] = "127.0.0.1:9092",
     worker_id: Annotated[
         str,
@@ -47,21 +51,18 @@ def streams(
     ] = 15_000.0,
 ) -> None:
     """Run one streams worker until SIGTERM or Ctrl-C: combiner, tables, published rows, grants, closing."""
+    if context.invoked_subcommand is not None:
+        return
     import asyncio
 
-    from pydantic import TypeAdapter, ValidationError
+    import uvloop
 
     from minds.closing import ClosingTerms
-    from schemas.base import Name
     from streams.options import StreamsOptions
-    from streams.rebuild import GroupInUse
+    from streams.rebuild import GroupInUse, LayoutDiffers, TablesOutdated
     from transport.errors import BrokerUnavailable
 
-    for option, value in (("--worker-id", worker_id), ("--app-id", app_id)):
-        try:
-            TypeAdapter(Name).validate_python(value)
-        except ValidationError:
-            _fail(f"{option} {value!r} is no identifier: use letters, digits and . _ : @ / + - only.")
+    _check_names({"--worker-id": worker_id, "--app-id": app_id})
     options = StreamsOptions(
         bootstrap=kafka,
         worker_id=worker_id,
@@ -75,11 +76,60 @@ def streams(
         closing=ClosingTerms(horizon_ms=lost_after_ms, silent_ms=router_silent_ms),
     )
     try:
-        asyncio.run(_run(options))
-    except (BrokerUnavailable, GroupInUse) as error:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(options))
+    except (BrokerUnavailable, GroupInUse, LayoutDiffers, TablesOutdated) as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"The worker can't start on {host}:{port} with {data}: {error.strerror or error}.")
+
+
+def rebuild(
+    kafka: Annotated[str, typer.Option(help="The broker, HOST:PORT.")] = "127.0.0.1:9092",
+    app_id: Annotated[str, typer.Option(help="Prefix of the groups and changelogs.")] = "tokenfleet",
+    from_raw: Annotated[
+        bool,
+        typer.Option(
+            "--from-raw", help="Make the topics of pools anew too, with this version's number of partitions."
+        ),
+    ] = False,
+) -> None:
+    """Empty the capacity tables, with all workers stopped: the next start builds them from the log."""
+    import asyncio
+
+    from schemas.topics import ROLLUPS
+    from streams.capacity import TABLES
+    from streams.faust_tables import changelog_topics
+    from streams.options import StreamsOptions
+    from streams.rebuild import CannotRebuild, GroupInUse, rebuild_from_raw, rebuild_tables
+    from transport.clock import now_ms
+    from transport.errors import BrokerUnavailable
+
+    _check_names({"--app-id": app_id})
+    changelogs = changelog_topics(app_id, TABLES, ROLLUPS)
+    group = StreamsOptions(kafka, "rebuild", Path(), app_id=app_id).combiner_group
+    work = (
+        rebuild_from_raw(kafka, app_id, group, changelogs, now_ms())
+        if from_raw
+        else rebuild_tables(kafka, app_id, changelogs, now_ms())
+    )
+    try:
+        asyncio.run(work)
+    except (BrokerUnavailable, GroupInUse, CannotRebuild) as error:
+        _fail(str(error))
+
+
+def _check_names(said: dict[str, str]) -> None:
+    """End with status 1 where an option's value is no identifier."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from schemas.base import Name
+
+    for option, value in said.items():
+        try:
+            TypeAdapter(Name).validate_python(value)
+        except ValidationError:
+            _fail(f"{option} {value!r} is no identifier: use letters, digits and . _ : @ / + - only.")
 
 
 async def _run(options: StreamsOptions) -> None:
