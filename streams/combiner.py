@@ -22,7 +22,7 @@ from transport.dead_letters import DeadLetterWriter, TooManyDeadLetters
 
 log = structlog.get_logger(__name__)
 
-MAX_EVENTS = 200_000
+MAX_EVENTS = 1_000_000
 """An interval is flushed early beyond this: it bounds memory and the size of a re-cut."""
 CATCHING_UP_S = 1.0
 FAR_BEHIND = 50_000
@@ -180,7 +180,7 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
             for batch in batches:
                 events += await self._take(batch)
             behind = self._behind(consumer)
-            if behind > max(4 * events, FAR_BEHIND):
+            if behind > max(events, FAR_BEHIND):
                 if loop.time() >= began + CATCHING_UP_S:
                     return
             elif loop.time() >= began + flush_s or (wait_s and not behind):

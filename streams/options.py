@@ -30,7 +30,7 @@ class StreamsOptions:
     members_ms: float = 500.0
     """How old a region's sums over its instances may be."""
     grant_ms: float = 1_000.0
-    store_ms: float = 2_500.0
+    store_ms: float = 5_000.0
     """Changelog writes and commits of stage two."""
     stall_ms: float = 10_000.0
     """How long a part may have work and do none; `/healthz` is red within 15 s, its periods included."""

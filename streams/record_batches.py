@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Literal, NamedTuple
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition, conn
 from aiokafka.consumer import fetcher
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch
 
 from streams.record_scan import Scan, scan_batch
 
+READER_BYTES = 16 * 1024 * 1024
 LENGTH_AT = 8
 """Where a batch of any magic says how many bytes follow its length."""
 
@@ -43,6 +44,9 @@ class KeptRecords(fetcher.MemoryRecords):  # type: ignore[misc]
         """The bytes of the batch that ``next_batch`` gave last."""
         return self._data[self._start : self._end]
 
+
+# An answer is megabytes; at aiokafka's 64 kB the socket would be stopped and started for each piece of it.
+conn.READER_LIMIT = READER_BYTES
 
 # aiokafka's compiled class hides the bytes that it reads. The fetcher looks its name up at each response, so
 # this reaches every consumer of the process; it is as good as the version that is pinned (aiokafka==0.14.0).

@@ -55,8 +55,6 @@ def streams(
         return
     import asyncio
 
-    import uvloop
-
     from minds.closing import ClosingTerms
     from streams.options import StreamsOptions
     from streams.rebuild import GroupInUse, LayoutDiffers, TablesOutdated
@@ -76,8 +74,7 @@ def streams(
         closing=ClosingTerms(horizon_ms=lost_after_ms, silent_ms=router_silent_ms),
     )
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(options))
+        asyncio.run(_run(options))
     except (BrokerUnavailable, GroupInUse, LayoutDiffers, TablesOutdated) as error:
         _fail(str(error))
     except OSError as error:
