@@ -6,7 +6,7 @@ has taken one event a key) to their last row. Peers live in an environment of th
 ``bench/requirements-peers.txt``.
 
 The peers keep a thinner aggregate (a 10 s ring and totals of count, ok and tokens) than this app's tables:
-three windows with two latency sketches each, a region's sums, and everything in a changelog.
+three windows with up to three latency sketches each, a region's sums, and everything in a changelog.
 
 An event of 200 bytes holds what the tables use of an outcome; our routers write all of it, 650 bytes.
 """

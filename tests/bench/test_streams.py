@@ -16,13 +16,13 @@ from bench.streams.arms import our_row, peer_row
 from bench.streams.events import BATCH_HEADER, KEYS, SINGLE_HEADER, Stream, instance_of, partition_of_key
 from bench.streams.steady import Freshness
 from bench.streams.table import scrape
-from minds.capacity.outcomes import FIELDS, OutcomeFold
+from minds.capacity.outcomes import FIELDS, OPTIONAL, OutcomeFold
 from schemas.codec import decode_events
 from schemas.projections import ProjectedReader
 from schemas.topics import OUTCOMES, TELEMETRY
 
 T0 = 1_796_000_000_000
-READER = ProjectedReader(OUTCOMES, FIELDS)
+READER = ProjectedReader(OUTCOMES, FIELDS, OPTIONAL)
 
 
 @pytest.mark.parametrize(("batch", "header"), [(1, SINGLE_HEADER), (50, BATCH_HEADER)])

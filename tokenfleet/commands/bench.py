@@ -135,7 +135,7 @@ def streams(
     ] = None,
     events: Annotated[
         int, typer.Option(min=0, help="Backlog to catch up on; slow peers get a part. 0 leaves it out.")
-    ] = 1_000_000,
+    ] = 3_000_000,
     steady_seconds: Annotated[
         float, typer.Option(min=0.0, help="Seconds at a steady rate, for freshness; 0 leaves it out.")
     ] = 20.0,
