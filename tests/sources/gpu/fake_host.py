@@ -1,6 +1,6 @@
 """A GpuSource in a process of its own, so that the library it loads is the one beside the test.
 
-It ends when a sample or alert has the text given as its argument (or after 30 s) and writes all as JSON.
+It ends when each text given as an argument was in a sample or alert (or after 30 s) and writes all as JSON.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from sources.gpu.service import GpuSource
 class Recorder:
     """Takes samples as the producer would, and alerts as the row queue would."""
 
-    def __init__(self, until: str) -> None:
+    def __init__(self, until: list[str]) -> None:
         self.said: list[dict[str, Any]] = []
         self.done = asyncio.Event()
-        self._until = until
+        self.awaited = set(until)
 
     def emit(self, topic: Topic, event: Any) -> None:
         assert topic is GPUS
@@ -38,7 +38,9 @@ class Recorder:
 
     def _note(self, what: dict[str, Any]) -> None:
         self.said.append(what)
-        if self._until in json.dumps(what):
+        text = json.dumps(what)
+        self.awaited -= {each for each in self.awaited if each in text}
+        if not self.awaited:
             self.done.set()
 
 
@@ -47,14 +49,14 @@ async def main() -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    recorder = Recorder(sys.argv[1])
+    recorder = Recorder(sys.argv[1:])
     config = GpusConfig(host="node-1", interval_ms=100, timeout_s=0.5)
     source = GpuSource(config, recorder, open_every_ms=300)
     await source.start(recorder)  # type: ignore[arg-type]
     try:
         await asyncio.wait_for(recorder.done.wait(), 30)
     except TimeoutError:
-        recorder.said.append({"never": sys.argv[1]})
+        recorder.said.append({"never": sorted(recorder.awaited)})
     await source.stop()
     sys.stdout.write(json.dumps({"said": recorder.said, "threads": threading.active_count()}))
     sys.stdout.flush()

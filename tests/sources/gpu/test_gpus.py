@@ -44,11 +44,11 @@ def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Said:
-    """What an agent on a host with this NVML said, until it said ``until``."""
+    """What an agent on a host with this NVML said, until it had said all of ``until``."""
 
-    def __init__(self, folder: Path, mode: str, until: str) -> None:
+    def __init__(self, folder: Path, mode: str, *until: str) -> None:
         done = subprocess.run(
-            [sys.executable, str(HERE / "fake_host.py"), until],
+            [sys.executable, str(HERE / "fake_host.py"), *until],
             env={**os.environ, "LD_LIBRARY_PATH": str(folder), "FAKE_NVML": mode},
             cwd=HERE.parents[2],
             capture_output=True,
@@ -58,7 +58,7 @@ class Said:
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
         said = json.loads(done.stdout)["said"]
-        assert {"never": until} not in said, said[-5:]
+        assert not any("never" in one for one in said), said[-5:]
         self.samples: list[dict[str, Any]] = [one["sample"] for one in said if "sample" in one]
         self.alerts: list[dict[str, Any]] = [one["alert"] for one in said if "alert" in one]
 
@@ -88,7 +88,7 @@ def values(sample: dict[str, Any]) -> dict[str, float]:
 
 
 def test_two_gpus_that_tell_everything(fake_library: Path) -> None:
-    said = Said(fake_library, "fine", '"xid_last": 79')
+    said = Said(fake_library, "fine", '"xid_last": 79', '"gpu": "GPU-fake-1"')
     first = said.of("GPU-fake-0")[-1]
     assert values(first) == {
         "utilization_ratio": 0.75,
@@ -126,7 +126,7 @@ def test_an_xid_is_an_alert(fake_library: Path) -> None:
 
 
 def test_what_a_gpu_does_not_tell_is_unknown(fake_library: Path) -> None:
-    said = Said(fake_library, "bare", "GPU-fake-1")
+    said = Said(fake_library, "bare", '"gpu": "GPU-fake-0"')
     sample = said.of("GPU-fake-0")[-1]
     assert values(sample) == {
         "memory_used_bytes": 20 * 2**30,
@@ -138,7 +138,7 @@ def test_what_a_gpu_does_not_tell_is_unknown(fake_library: Path) -> None:
 
 
 def test_numbers_that_nobody_can_mean_are_unknown(fake_library: Path) -> None:
-    said = Said(fake_library, "garbage", "GPU-fake-1")
+    said = Said(fake_library, "garbage", '"gpu": "GPU-fake-0"')
     known = values(said.of("GPU-fake-0")[-1])
     assert known.keys() - {"xid_total"} == {
         "memory_total_bytes",
@@ -149,7 +149,7 @@ def test_numbers_that_nobody_can_mean_are_unknown(fake_library: Path) -> None:
 
 
 def test_mig_devices_are_samples_of_their_own(fake_library: Path) -> None:
-    said = Said(fake_library, "mig", "MIG-part-2")
+    said = Said(fake_library, "mig", '"gpu": "GPU-fake-0"', '"gpu": "MIG-part-1"', '"gpu": "MIG-part-2"')
     assert said.of("GPU-fake-0")[-1]["mig_enabled"] is True
     for uuid, number in (("MIG-part-1", 0), ("MIG-part-2", 3)):
         part = said.of(uuid)[-1]
