@@ -119,9 +119,11 @@ class Worker:
         return self._log.read_text()[-3000:] if self._log.exists() else ""
 
 
-async def eventually(check: Callable[[], Any], why: Callable[[], object] = lambda: "") -> Any:
+async def eventually(
+    check: Callable[[], Any], why: Callable[[], object] = lambda: "", patience_s: float = PATIENCE_S
+) -> Any:
     """Wait until the check (sync or async) holds; returns what it said."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while True:
         found = check()
         if asyncio.iscoroutine(found):
