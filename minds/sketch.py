@@ -32,11 +32,12 @@ _GAMMA = (1.0 + RELATIVE_ACCURACY) / (1.0 - RELATIVE_ACCURACY)
 _LOG_GAMMA = math.log(_GAMMA)
 PER_LOG = 1.0 / _LOG_GAMMA
 """Bins to a factor of e."""
-_LONGEST_MS = 1e12
+LONGEST_MS = 1e12
 LOWEST_BIN = math.ceil(math.log(SMALLEST_MS) * PER_LOG)
-BINS = math.ceil(math.log(_LONGEST_MS) * PER_LOG) - LOWEST_BIN + 1
+BINS = math.ceil(math.log(LONGEST_MS) * PER_LOG) - LOWEST_BIN + 1
 """How many bins there are: more than any duration that the schemas allow needs."""
-_FULL = 65_535
+FULL = 65_535
+"""The most that one pair counts."""
 _PAIR_BYTES = 4
 
 SHARES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
@@ -48,7 +49,7 @@ EMPTY: Sketch = b""
 
 def bin_of(value_ms: float) -> int:
     """The bin of a value in milliseconds; it must be finite and not negative (the schemas refuse others)."""
-    return math.ceil(math.log(min(max(value_ms, SMALLEST_MS), _LONGEST_MS)) * PER_LOG)
+    return math.ceil(math.log(min(max(value_ms, SMALLEST_MS), LONGEST_MS)) * PER_LOG)
 
 
 def sketch_of_values(values_ms: list[float]) -> Sketch:
@@ -73,7 +74,7 @@ def compacted(sketch: Sketch) -> Sketch:
         return sketch
     counts = _dense(sketch)
     places = np.flatnonzero(counts)
-    if counts.max(initial=0) > _FULL:
+    if counts.max(initial=0) > FULL:
         return b"".join(_pairs(int(place) + LOWEST_BIN, int(counts[place])) for place in places)
     pairs = np.empty((len(places), 2), "<i2")
     pairs[:, 0] = places + LOWEST_BIN
@@ -124,5 +125,5 @@ def _pair(place: int, count: int) -> bytes:
 
 def _pairs(place: int, count: int) -> bytes:
     """One pair, and more where the count is larger than one may say."""
-    full, rest = divmod(count, _FULL)
-    return _pair(place, _FULL) * full + (_pair(place, rest) if rest else b"")
+    full, rest = divmod(count, FULL)
+    return _pair(place, FULL) * full + (_pair(place, rest) if rest else b"")

@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from minds.capacity.columns import Name
 from schemas.base import NAME_PATTERN
 from streams.raw_memory import byte_at, compiled, put_byte, put_word, word_at
-
-Names = tuple[str, str | None, str | None, str]
-"""Pool, instance, boot, region (the entry region where none was chosen)."""
 
 PARTS = 4
 _USED, _BYTES, _TABLE, _MASK, _SPANS, _SPANS_ROOM, _ARENA, _ARENA_ROOM, _SOUND = range(9)
@@ -34,7 +32,7 @@ class NameTable:
     """The names so far. ``state`` is for compiled code, which finds all else from there."""
 
     def __init__(self) -> None:
-        self.names: list[Names] = []
+        self.names: list[Name] = []
         name = re.compile(NAME_PATTERN)
         sound = [code < 0x80 and name.match(chr(code)) is not None for code in range(256)]
         self._sound = np.array(sound, np.uint8)

@@ -16,6 +16,7 @@ from aiokafka import TopicPartition
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from numpy.typing import NDArray
 
+from minds.capacity.columns import Name
 from minds.capacity.outcomes import OPTIONAL
 from schemas.base import EARLIEST_MS, LATEST_MS, header_of
 from schemas.codec import SCHEMA_HEADER
@@ -23,7 +24,7 @@ from schemas.envelopes import Envelope, envelope_header
 from schemas.fastpath import projection_of, struct_of
 from schemas.outcomes import CAUSES, Outcome
 from streams import outcome_json as kernel
-from streams.name_table import Names, NameTable
+from streams.name_table import NameTable
 from streams.record_batches import RecordBatch
 from streams.record_scan import OFFSET, header_section
 
@@ -81,7 +82,7 @@ class OutcomeReader:
         self._room_for(FIRST_ROOM)
 
     @property
-    def names(self) -> list[Names]:
+    def names(self) -> list[Name]:
         """What the column ``name`` counts in; grows with each read."""
         return self._names.names
 

@@ -20,12 +20,12 @@ from minds.capacity.folds import Delta, instance_key, region_key, signals_of
 from minds.capacity.in_flight import count_slot
 from minds.capacity.in_flight_columns import ends_by_slot
 from minds.capacity.in_flight_columns import warm_up as warm_up_ends
-from minds.sketch import BINS, LOWEST_BIN, PER_LOG, SMALLEST_MS
+from minds.sketch import BINS, FULL, LONGEST_MS, LOWEST_BIN, PER_LOG, SMALLEST_MS
 from minds.windows import COUNTS, FINE_MS, SKETCHES, Cell, add_cell
 from schemas.outcomes import CAUSES
 
 Name = tuple[str, str | None, str | None, str]
-"""Pool, instance, boot, region."""
+"""Pool, instance, boot, region (the entry region where none was chosen)."""
 
 
 class Columns(Protocol):
@@ -125,7 +125,7 @@ def _sketches(values_ms: Any, row_of: Any, rows: int) -> Any:
     for event in range(n):
         value = values_ms[event]
         if value == value:
-            bins[event] = math.ceil(math.log(min(max(value, SMALLEST_MS), 1e12)) * PER_LOG)
+            bins[event] = math.ceil(math.log(min(max(value, SMALLEST_MS), LONGEST_MS)) * PER_LOG)
             starts[row_of[event] + 1] += 1
     for row in range(rows):
         starts[row + 1] += starts[row]
@@ -148,7 +148,7 @@ def _sketches(values_ms: Any, row_of: Any, rows: int) -> Any:
             left = seen[index]
             seen[index] = 0
             while left > 0:
-                part = min(left, 65_535)
+                part = min(left, FULL)
                 pairs[2 * at] = np.uint16(sorted_bins[place])
                 pairs[2 * at + 1] = part
                 left -= part
