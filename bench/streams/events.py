@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 KEYS = 500
 PARTITIONS = 4
@@ -29,29 +29,37 @@ def partition_of_key(key: int) -> int:
     return key % PARTITIONS
 
 
-@dataclass
 class Loop:
-    """The plain loop: ``(count, ok, tokens)`` after each event of each key, and each event's time."""
+    """The plain loop: what there was after each event of each key. Arrays: millions of objects would make the
+    benchmark's own garbage collector stop it for longer than what it measures.
+    """
 
-    after: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
-    at_ms: dict[str, list[int]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._oks: dict[str, array[int]] = {}
+        self._tokens: dict[str, array[int]] = {}
+        self.at_ms: dict[str, array[int]] = {}
+        """Each event's time, key by key."""
 
     def take(self, instance: str, ok: bool, tokens: int, at_ms: int) -> None:
         """Count one event."""
-        steps = self.after.setdefault(instance, [(0, 0, 0)])
-        n, oks, total = steps[-1]
-        steps.append((n + 1, oks + ok, total + tokens))
-        self.at_ms.setdefault(instance, []).append(at_ms)
+        times = self.at_ms.get(instance)
+        if times is None:
+            times = self.at_ms[instance] = array("q")
+            self._oks[instance], self._tokens[instance] = array("q", [0]), array("q", [0])
+        oks, totals = self._oks[instance], self._tokens[instance]
+        oks.append(oks[-1] + ok)
+        totals.append(totals[-1] + tokens)
+        times.append(at_ms)
 
     @property
     def events(self) -> int:
         """How many there were."""
-        return sum(len(steps) - 1 for steps in self.after.values())
+        return sum(map(len, self.at_ms.values()))
 
     def agrees(self, instance: str, n: int, ok: int, tokens: int) -> bool:
         """Whether a row is what the loop had after ``n`` events of the key."""
-        steps = self.after.get(instance, [(0, 0, 0)])
-        return n < len(steps) and steps[n] == (n, ok, tokens)
+        oks, totals = self._oks.get(instance, (0,)), self._tokens.get(instance, (0,))
+        return n < len(oks) and (oks[n], totals[n]) == (ok, tokens)
 
 
 def _figures(rng: random.Random) -> tuple[bool, int, bytes, bytes]:

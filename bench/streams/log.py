@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -67,30 +68,44 @@ async def register(producer: AIOKafkaProducer, keys: Iterable[int] = range(KEYS)
 class Writer:
     """Appends ``(partition, value)`` records to a topic in the broker's own batches."""
 
-    def __init__(self, producer: AIOKafkaProducer, topic: str, header: tuple[str, bytes]) -> None:
+    def __init__(
+        self,
+        producer: AIOKafkaProducer,
+        topic: str,
+        header: tuple[str, bytes],
+        on_append: Callable[[int, int, int], None] | None = None,
+    ) -> None:
+        """``on_append`` is told of each batch its partition, its records and the broker's time of it (ms)."""
         self._producer = producer
         self._topic = topic
         self._headers = [header]
+        self._on_append = on_append
 
     async def write(self, records: Iterable[tuple[int, bytes]]) -> int:
         """Write all; returns how many records."""
-        open_batches: dict[int, object] = {}
-        sent: list[asyncio.Future[object]] = []
+        open_batches: dict[int, Any] = {}
+        sent: list[tuple[int, int, asyncio.Future[Any]]] = []
         count = 0
         for partition, value in records:
             batch = open_batches.get(partition)
             while batch is None or self._append(batch, value) is None:
                 if batch is not None:
-                    sent.append(await self._producer.send_batch(batch, self._topic, partition=partition))
+                    sent.append(await self._send(partition, batch))
                 batch = open_batches[partition] = self._producer.create_batch()
             count += 1
-        for partition, batch in open_batches.items():
-            sent.append(await self._producer.send_batch(batch, self._topic, partition=partition))
-        await asyncio.gather(*sent)
+        sent += [await self._send(partition, batch) for partition, batch in open_batches.items()]
+        for partition, held, acknowledged in sent:
+            metadata = await acknowledged
+            if self._on_append is not None:
+                self._on_append(partition, held, metadata.timestamp)
         return count
 
-    def _append(self, batch: object, value: bytes) -> object:
-        return batch.append(key=b"k", value=value, timestamp=None, headers=self._headers)  # type: ignore[attr-defined]
+    async def _send(self, partition: int, batch: Any) -> tuple[int, int, asyncio.Future[Any]]:
+        held = batch.record_count()
+        return partition, held, await self._producer.send_batch(batch, self._topic, partition=partition)
+
+    def _append(self, batch: Any, value: bytes) -> Any:
+        return batch.append(key=b"k", value=value, timestamp=None, headers=self._headers)
 
 
 class Rows:
