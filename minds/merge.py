@@ -20,7 +20,7 @@ The model test in ``tests/minds/test_merge.py`` checks it, and that each simpler
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -55,6 +55,15 @@ class Merged(msgspec.Struct, Generic[D, T]):
     applied: int = -1
 
 
+class Interval(NamedTuple):
+    """Whose partials: a source partition's offsets ``[base, upto)``, as one generation cut them."""
+
+    source: str
+    generation: int
+    base: int
+    upto: int
+
+
 def apply_rollup(
     state: Merged[D, T], offset: int, partials: Iterable[Partial[D]], add: Callable[[T, D], None]
 ) -> bool:
@@ -74,3 +83,60 @@ def apply_rollup(
         state.open[partial.source] = Open(partial.generation, partial.base, partial.upto, partial.delta)
     state.applied = offset
     return True
+
+
+def apply_in_turn(
+    state: Merged[D, T],
+    offset: int,
+    newest: Interval,
+    before: D | None,
+    delta: D,
+    add: Callable[[T, D], None],
+) -> None:
+    """What ``apply_rollup`` comes to for several partials of one source, at once, where each began no earlier
+    than the last ended and none was of a lower generation.
+
+    ``before`` is what the partials before the newest hold together, None for none; ``delta`` is the newest's,
+    and ``offset`` that of its rollup.
+    """
+    held = state.open.get(newest.source)
+    if held is not None:
+        add(state.closed, held.delta)
+    if before is not None:
+        add(state.closed, before)
+    state.open[newest.source] = Open(newest.generation, newest.base, newest.upto, delta)
+    state.applied = max(state.applied, offset)
+
+
+class SourceTurns:
+    """The newest interval of each source that any key of a partition has taken: what follows it replaces
+    nothing, whatever its keys. Without it each key would have to be asked."""
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[int, str], tuple[int, int, int]] = {}
+
+    def note(self, partition: int, interval: Interval | Partial[Any]) -> None:
+        """A key took this interval."""
+        self._note(partition, interval.source, interval.generation, interval.base, interval.upto)
+
+    def learn(self, partition: int, state: Merged[Any, Any]) -> None:
+        """A key came with what it had taken."""
+        for source, held in state.open.items():
+            self._note(partition, source, held.generation, held.base, held.upto)
+
+    def _note(self, partition: int, source: str, generation: int, base: int, upto: int) -> None:
+        known = self._newest.get((partition, source))
+        if known is not None:
+            generation, upto = max(generation, known[0]), max(upto, known[2])
+            base = max(base, known[1])
+        self._newest[partition, source] = (generation, base, upto)
+
+    def of(self, partition: int, interval: Interval) -> Literal["next", "same", "other"]:
+        """``next``: it follows all that was taken. ``same``: it is the newest interval, of which some keys
+        may have taken their part. ``other``: it may replace something, or be a zombie's."""
+        known = self._newest.get((partition, interval.source))
+        if known is None:
+            return "next"
+        if interval.generation >= known[0] and interval.base >= known[2]:
+            return "next"
+        return "same" if (interval.generation, interval.base, interval.upto) == known else "other"

@@ -54,11 +54,33 @@ class Claim(Event):
     at_ms: EpochMs
 
 
+Packed = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
+
+
 class Partial(Record):
     """What one interval of one source partition adds to one key (stage one of exact combining)."""
 
     key: Annotated[str, Field(min_length=1, max_length=700)]
     delta: dict[str, Any] = Field(description="Encoded by minds.capacity; opaque to the transport.")
+
+
+class PackedCells(Record):
+    """Counts and sketches of many keys, as arrays of little-endian integers in base64.
+
+    A row a key, boot and second; the rows of a key are together (minds.capacity.cell_columns).
+    """
+
+    mark_ms: Annotated[int, Field(ge=0, le=2**53)] = Field(
+        description="The highest record time stamp of the interval."
+    )
+    keys: list[Annotated[str, Field(min_length=1, max_length=700)]]
+    boots: list[Annotated[str, Field(max_length=200)]]
+    ends: Packed = Field(description="32 bits a key: the row after its last one.")
+    boot_of: Packed = Field(description="32 bits a row: which of the boots.")
+    seconds: Packed = Field(description="64 bits a row: epoch seconds.")
+    counts: Packed = Field(description="32 or 64 bits each: the counts of a window, row by row.")
+    sketch_ends: Packed = Field(description="32 bits each: where the three sketches of a row end.")
+    sketches: Packed = Field(description="The sketches of TTFT, TPOT and queue, row by row.")
 
 
 class Segment(Record):
@@ -70,12 +92,14 @@ class Segment(Record):
     upto: Annotated[int, Field(ge=0, le=2**53)]
     first_event_at_ms: EpochMs | None = None
     partials: list[Partial]
+    cells: PackedCells | None = Field(default=None, description="What it adds to windows, of further keys.")
 
 
 class Rollup(Event):
-    """One flush of a combiner for one partition of pools."""
+    """One flush of a combiner for one partition of pools. Version 1 had partials only."""
 
     schema_name: ClassVar[str] = "rollup"
+    schema_version: ClassVar[int] = 2
 
     combiner: Name
     at_ms: EpochMs

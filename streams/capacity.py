@@ -9,17 +9,20 @@ from zlib import crc32
 
 import faust
 import msgspec
+import numpy as np
 import structlog
 
 from minds.capacity.folds import FORMAT, decode_state, encode_state, parse_key
 from minds.capacity.live import Live
+from minds.capacity.window_bank import CellRows, WindowBank
+from minds.merge import SourceTurns
 from schemas.codec import Refused
 from schemas.topics import ROLLUPS
 from streams.contiguous import Contiguous
 from streams.faust_tables import BatchedTable, Ownership, Settler, Write, raw_table, stateful_agent
 from streams.health import Health, Metrics
 from streams.interval import rollup_partition
-from streams.rollups import decode_partials
+from streams.rollups import Cells, decode_partials, with_partials
 from transport.clock import now_ms
 from transport.dead_letters import DeadLetterWriter, TooManyDeadLetters
 
@@ -50,9 +53,13 @@ class CapacityStage:
         self._states: dict[str, Live] = {}
         self._by_pool: dict[str, set[str]] = {}
         self._unstored: set[str] = set()
+        self._bank = WindowBank(1024)
+        self._turns = SourceTurns()
         self._order = Contiguous(app, ROLLUPS.name)
         self.changed: set[str] = set()
         """Keys that changed since the publisher last looked; it clears them."""
+        self.counted: dict[int, dict[str, Live]] = {}
+        """The same, by partition, of which nothing but counts of outcomes changed."""
         self.wake = asyncio.Event()
         """Set whenever there are any."""
         self.settler = Settler(self._collect)
@@ -76,7 +83,9 @@ class CapacityStage:
                     if value is not None and partition in partitions:
                         self._order.taken_over(partition, msgspec.msgpack.decode(value, type=int))
                 elif value is not None and rollup_partition(parse_key(key).pool) in partitions:
-                    self._put(key, Live(decode_state(value), phase_of(key)))
+                    live = Live(decode_state(value), phase_of(key), self._bank)
+                    self._put(key, live)
+                    self._turns.learn(rollup_partition(parse_key(key).pool), live.state)
                     loaded += 1
             self._count(table)
             log.info("table_recovered", table=table.name, keys=loaded, partitions=sorted(partitions))
@@ -85,8 +94,9 @@ class CapacityStage:
 
     def _lost(self) -> None:
         self._states, self._by_pool = {}, {}
+        self._bank, self._turns = WindowBank(1024), SourceTurns()
         self._order.lost()
-        self._unstored, self.changed = set(), set()
+        self._unstored, self.changed, self.counted = set(), set(), {}
         self.settler.drop()
 
     def _put(self, key: str, state: Live) -> None:
@@ -111,10 +121,12 @@ class CapacityStage:
         """Drop the keys of which nothing came for 15 minutes."""
         before_ms = now_ms() - IDLE_LEAVES_MS
         for key, live in list(self._states.items()):
+            if live.changed_at_ms >= before_ms:
+                continue
             state = live.state
             newest = max([state.closed.mark_ms, *(held.delta.mark_ms for held in state.open.values())])
             if newest < before_ms:
-                del self._states[key]
+                self._states.pop(key).forget()
                 self._by_pool[parse_key(key).pool].discard(key)
                 self._unstored.add(key)
         self._by_pool = {pool: keys for pool, keys in self._by_pool.items() if keys}
@@ -128,7 +140,7 @@ class CapacityStage:
             if not owned or not await self._order.admits(message.partition, message.offset):
                 continue  # it comes again
             try:
-                self._apply(message.offset, tuple(message.headers or ()), message.value)
+                self._apply(message.partition, message.offset, tuple(message.headers or ()), message.value)
             except Refused as refused:
                 if not await self._put_aside(message, refused):
                     return
@@ -157,27 +169,88 @@ class CapacityStage:
             return False
         return True
 
-    def _apply(self, offset: int, headers: Any, value: bytes | None) -> None:
-        _, grouped = decode_partials(headers, value)
+    def _apply(self, partition: int, offset: int, headers: Any, value: bytes | None) -> None:
+        _, grouped, cells = decode_partials(headers, value)
         now = now_ms()
+        in_turn = [each for each in cells if self._comes_in_turn(partition, each)]
+        for each in cells:
+            if each not in in_turn:
+                with_partials(grouped, each.interval, each.columns, every=True)
+        rows = CellRows()
         for key, partials in grouped.items():
-            live = self._states.get(key)
-            if live is None:
-                live = Live(phase=phase_of(key))
-                self._put(key, live)
-            if live.apply(offset, partials, now):
+            for partial in partials:
+                self._turns.note(partition, partial)
+            if self._live(key).apply(offset, partials, now, rows):
                 self._unstored.add(key)
                 self.changed.add(key)
             else:
                 self._metrics.skipped.inc()
+        rows.add_to(self._bank, now)
+        for each in in_turn:
+            self._keep(partition, offset, each, now)
         self._metrics.applied.inc()
         self.wake.set()
+
+    def _live(self, key: str) -> Live:
+        live = self._states.get(key)
+        if live is None:
+            live = Live(phase=phase_of(key), bank=self._bank)
+            self._put(key, live)
+        return live
+
+    def _comes_in_turn(self, partition: int, cells: Cells) -> bool:
+        """Whether its keys may merge it later: it replaces nothing that any of them holds."""
+        interval, columns, others = cells
+        turn = self._turns.of(partition, interval)
+        if turn == "same":  # the other part of an interval that took two records
+            return not any(
+                (live := self._states.get(key)) is not None and live.holds(interval.source, interval.base)
+                for place, key in enumerate(columns.keys)
+                if place not in others
+            )
+        return turn == "next"
+
+    def _keep(self, partition: int, offset: int, cells: Cells, now: int) -> None:
+        """Have each key keep its cells for later; their counts show at once."""
+        interval, columns, others = cells
+        self._turns.note(partition, interval)
+        counted = self.counted.setdefault(partition, {})
+        lanes = []
+        for place, key in enumerate(columns.keys):
+            lane = -1
+            if place not in others:
+                live = self._live(key)
+                if offset > live.applied:
+                    lane = live.keep(offset, interval, columns, place, now)
+                    counted[key] = live
+                else:
+                    self._metrics.skipped.inc()
+            lanes.append(lane)
+        self._unstored.update(counted)
+        number_of = self._bank.number_of
+        numbers = np.array([number_of(boot) for boot in columns.boots], np.int64)
+        self._bank.add(
+            np.array(lanes, np.int64),
+            columns.ends,
+            numbers[columns.boot_of],
+            columns.seconds,
+            columns.counts,
+            now,
+        )
 
     # --------------------------------------------------------------------------------------------- looking
 
     def state(self, key: str) -> Live | None:
         """What is held of a key, or None."""
         return self._states.get(key)
+
+    def counts(self, lanes: list[int], now: int) -> list[list[int] | None]:
+        """The windows' counts of keys, one window after the other, by the lanes of their ``Live``; None where
+        that must be asked."""
+        self._bank.roll(np.array(lanes, np.int64), now)
+        ahead = self._bank.ahead[lanes].tolist()
+        counts = self._bank.sums[lanes].reshape(len(lanes), -1).tolist()
+        return [None if odd else each for odd, each in zip(ahead, counts, strict=True)]
 
     def keys_of(self, pool: str) -> frozenset[str]:
         """All keys of a pool."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from minds.capacity import cache_events
+from minds.capacity.cell_columns import CellColumns
 from minds.capacity.columns import ColumnFold, Keys
 from minds.capacity.columns import warm_up as warm_up_columns
 from minds.capacity.folds import Delta, fold_decision, fold_kv_event, fold_telemetry, parse_key
@@ -19,7 +20,7 @@ from schemas.topics import DECISIONS, KV, OUTCOMES, ROLLUPS, TELEMETRY
 from streams.outcome_columns import OutcomeReader
 from streams.outcome_columns import warm_up as warm_up_reader
 from streams.record_batches import RecordBatch
-from streams.rollups import WireSegment, encode_delta, encode_rollup
+from streams.rollups import WireSegment, encode_delta, encode_rollup, packed
 from transport.partitioning import partition_of
 
 SOURCES = (OUTCOMES.name, TELEMETRY.name, DECISIONS.name, KV.name)
@@ -45,13 +46,13 @@ class Outcomes:
 
     def __init__(self) -> None:
         self.reader = OutcomeReader()
-        self.keys = Keys(self.reader.names)
+        self.keys = Keys(self.reader.names, rollup_partition)
 
     def forget_names(self) -> None:
         """Start the names anew where there are too many; only while no interval holds any outcome."""
         if len(self.reader.names) > MOST_NAMES:
             self.reader.forget_names()
-            self.keys = Keys(self.reader.names)
+            self.keys = Keys(self.reader.names, rollup_partition)
 
 
 def warm_up() -> None:
@@ -107,13 +108,18 @@ class SourceInterval:
 
     @property
     def deltas(self) -> dict[str, Delta]:
-        """The interval as deltas; made anew at each call."""
+        """What the interval tells but for the cells of plain outcomes; made anew at each call."""
         if self.topic != OUTCOMES.name:
             return self._told
         deltas = self._outcomes.deltas(self.mark_ms)
         if self._columns is not None:
-            self._columns.add_to(deltas, self.mark_ms)
+            self._columns.add_ends(deltas, self.mark_ms)
         return deltas
+
+    @property
+    def cells(self) -> dict[int, CellColumns]:
+        """Those cells, by partition of rollups."""
+        return {} if self._columns is None else self._columns.cells(self.mark_ms)
 
     def take(self, batch: RecordBatch, bounds: ClockBounds) -> tuple[int, list[RefusedRecord]]:
         """Fold the records of a batch that were not read before, in order.
@@ -233,27 +239,60 @@ def rollup_partition(pool: str) -> int:
 
 def rollups_of(sources: list[SourceInterval], combiner: str, at_ms: int) -> Iterator[tuple[int, bytes, int]]:
     """The interval's records: ``(partition, value, partials)``, one a partition unless it grows too large."""
-    by_partition: dict[int, list[tuple[SourceInterval, str, bytes]]] = {}
+    by_partition: dict[int, list[_Part]] = {}
     for source in sources:
-        for key, delta in source.deltas.items():
-            partition = rollup_partition(parse_key(key).pool)
-            by_partition.setdefault(partition, []).append((source, key, encode_delta(delta)))
-    for partition, entries in by_partition.items():
+        for partition, part in _parts_of(source):
+            by_partition.setdefault(partition, []).append(part)
+    for partition, parts in by_partition.items():
         at = 0
-        while at < len(entries):
-            size, start = 0, at
-            while at < len(entries) and (size < TARGET_RECORD_BYTES or at == start):
-                size += len(entries[at][2]) + len(entries[at][1]) + 30
+        while at < len(parts):
+            size, start, packed_of = 0, at, set()
+            while at < len(parts) and (size + parts[at].size_bytes < TARGET_RECORD_BYTES or at == start):
+                part = parts[at]
+                if part.cells is not None:
+                    if part.source.name in packed_of:
+                        break  # a segment holds one set of cells
+                    packed_of.add(part.source.name)
+                size += part.size_bytes
                 at += 1
-            yield partition, _encode(entries[start:at], combiner, at_ms), at - start
+            together = parts[start:at]
+            yield partition, _encode(together, combiner, at_ms), sum(part.keys for part in together)
 
 
-def _encode(entries: list[tuple[SourceInterval, str, bytes]], combiner: str, at_ms: int) -> bytes:
+class _Part(NamedTuple):
+    """What is told of some keys: a key is in one part only, since it takes its interval at once."""
+
+    source: SourceInterval
+    size_bytes: int
+    keys: int
+    deltas: list[tuple[str, bytes]]
+    cells: CellColumns | None = None
+
+
+def _parts_of(source: SourceInterval) -> Iterator[tuple[int, _Part]]:
+    """By partition: the cells in parts, each with what else is told of its keys, then the others."""
+    texts = {key: encode_delta(delta) for key, delta in source.deltas.items()}
+    for partition, all_cells in source.cells.items():
+        for cells in all_cells.split(TARGET_RECORD_BYTES // 2):
+            deltas = [(key, texts.pop(key)) for key in cells.keys if key in texts] if texts else []
+            size = cells.size_bytes() + sum(map(_size, deltas))
+            yield partition, _Part(source, size, len(cells.keys), deltas, cells)
+    for entry in texts.items():
+        yield rollup_partition(parse_key(entry[0]).pool), _Part(source, _size(entry), 1, [entry])
+
+
+def _size(entry: tuple[str, bytes]) -> int:
+    return len(entry[0]) + len(entry[1]) + 30
+
+
+def _encode(parts: list[_Part], combiner: str, at_ms: int) -> bytes:
     grouped: dict[str, tuple[WireSegment, list[tuple[str, bytes]]]] = {}
-    for source, key, delta in entries:
+    for source, _, _, deltas, cells in parts:
         held = grouped.get(source.name)
         if held is None:
             segment = WireSegment(source.name, source.generation, source.base, source.upto, [])
             held = grouped[source.name] = (segment, [])
-        held[1].append((key, delta))
+        held[1].extend(deltas)
+        if cells is not None:
+            held[0].cells = packed(cells)
     return encode_rollup(combiner, at_ms, list(grouped.values()))

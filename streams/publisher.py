@@ -13,9 +13,11 @@ from aiokafka.errors import KafkaError
 from minds.capacity.folds import instance_key, parse_key, region_key
 from minds.capacity.gpu_health import GpuTable
 from minds.capacity.links import Links
+from minds.capacity.live import Live
 from minds.capacity.rows import Stamp, has_left, heard_at_ms, instance_row, region_row
 from minds.rows import Change
 from schemas.base import Row
+from schemas.fastpath import encode
 from schemas.operations import AlertRow
 from schemas.topics import ALERTS, ENDPOINTS, INSTANCES, LEASES, POLICY, QUOTAS, REGIONS, ROUTERS, Topic
 from streams.capacity import CapacityStage
@@ -25,6 +27,7 @@ from streams.health import Health, Metrics
 from streams.interval import rollup_partition
 from streams.options import StreamsOptions
 from streams.row_batches import MOST_UNDER_WAY, RowBatches, keys_before
+from streams.row_text import row_text
 from streams.shown import Owned, Place, due_at_ms
 from transport.clock import monotonic_ms, now_ms
 from transport.producer import RowProducer
@@ -125,7 +128,9 @@ class Publisher:
             self._owned[partition] = owned
         self._tidy()
         changed, self._stage.changed = self._stage.changed, set()
+        counted, self._stage.counted = self._stage.counted, {}
         registry, self._registry = self._registry, set()
+        self._recount(counted, changed)
         await self._instances(changed, registry)
         for partition, owned in self._owned.items():
             now, mono = now_ms(), monotonic_ms()
@@ -208,6 +213,40 @@ class Publisher:
 
     # ------------------------------------------------------------------------------------------ instances
 
+    def _recount(self, counted: dict[int, dict[str, Live]], changed: set[str]) -> None:
+        """Publish rows of which only counts are new; those that are to be made from their parts are added to
+        ``changed``."""
+        now = now_ms()
+        for partition, lives in counted.items():
+            owned = self._owned.get(partition)
+            if owned is None:
+                continue
+            texts, lanes = [], []
+            for key, live in lives.items():
+                shown = owned.instances.get(key)
+                if (
+                    shown is None
+                    or key in changed
+                    or (text := shown.text) is None
+                    or now > text.until_ms
+                    or live.lane < 0
+                    or live.shapes_due(now)
+                ):
+                    changed.add(key)
+                else:
+                    texts.append((key, shown.row, text))
+                    lanes.append(live.lane)
+            if not lanes:
+                continue
+            for (key, row, text), counts in zip(texts, self._stage.counts(lanes, now), strict=True):
+                if counts is None:
+                    changed.add(key)
+                    continue
+                owned.version += 1
+                value = text.filled(now, owned.version, counts)
+                if row.pools[0] == parse_key(key).pool:
+                    self._put(partition, owned, INSTANCES, row.instance, value)
+
     async def _instances(self, changed: set[str], registry: set[str]) -> None:
         """Make the rows again of what changed and of what is due."""
         wanted: list[tuple[int, str, str]] = []
@@ -262,14 +301,15 @@ class Publisher:
         )
         options = self._options
         due_ms = due_at_ms(row, heard_ms, now, options.heartbeat_ms, options.quiet_heartbeat_ms)
-        owned.show(
-            key, row, (endpoint.region, pool), due_ms, live.knee_tokens_per_s if live is not None else None
-        )
+        value = encode(row)
+        knee = live.knee_tokens_per_s if live is not None else None
+        text = row_text(row, value, live, now) if live is not None and live.lane >= 0 else None
+        owned.show(key, row, (endpoint.region, pool), due_ms, knee, text)
         if pool == endpoint.pools[0]:
             said = live.quarantined(now) if live is not None else None
             if (alert := owned.alerts.note(endpoint.instance, said, now)) is not None:
                 self._alerts.append(alert)
-            self._put(partition, owned, INSTANCES, endpoint.instance, row)
+            self._put(partition, owned, INSTANCES, endpoint.instance, value)
 
     def _drop(self, partition: int, owned: Owned, pool: str, instance: str) -> None:
         shown = owned.instances.get(instance_key(pool, instance))
@@ -304,7 +344,7 @@ class Publisher:
             shown.touched = False
             wait_ms = self._options.members_ms if shown.stale else self._options.heartbeat_ms
             shown.due_ms = now + wait_ms
-            self._put(partition, owned, REGIONS, f"{region}|{pool}", row)
+            self._put(partition, owned, REGIONS, f"{region}|{pool}", encode(row))
 
     def _grants_of(
         self, partition: int, owned: Owned, place: Place, leases: Iterable[Any] | None = None
@@ -343,9 +383,9 @@ class Publisher:
 
     # ------------------------------------------------------------------------------------------- the log
 
-    def _put(self, partition: int, owned: Owned, topic: Topic, key: str, row: Any) -> None:
+    def _put(self, partition: int, owned: Owned, topic: Topic, key: str, value: bytes) -> None:
         owned.published.setdefault(topic.name, set()).add(key)
-        self._batches.put(topic, partition, key, row)
+        self._batches.put(topic, partition, key, value)
 
     async def _put_row(self, topic: Topic, owned: Owned, row: Row, pool: str) -> None:
         owned.published.setdefault(topic.name, set()).add(row.key())

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import NamedTuple
 
+import msgspec
+import numpy as np
+
+from minds.capacity.cell_columns import WIDTH, CellColumns, cells_together, join_cells
 from minds.capacity.folds import Delta, parse_key
-from minds.merge import Partial
+from minds.merge import Interval, Partial
 from schemas.base import header_of
 from schemas.codec import Headers, Refused, schema_header, unknown_schema
 from schemas.operations import Rollup
@@ -19,6 +23,20 @@ class WirePartial(msgspec.Struct):
     delta: Delta
 
 
+class WireCells(msgspec.Struct):
+    """schemas.operations.PackedCells."""
+
+    mark_ms: int
+    keys: list[str]
+    boots: list[str]
+    ends: bytes
+    boot_of: bytes
+    seconds: bytes
+    counts: bytes
+    sketch_ends: bytes
+    sketches: bytes
+
+
 class WireSegment(msgspec.Struct, omit_defaults=True):
     """schemas.operations.Segment."""
 
@@ -28,6 +46,7 @@ class WireSegment(msgspec.Struct, omit_defaults=True):
     upto: int
     partials: list[WirePartial]
     first_event_at_ms: int | None = None
+    cells: WireCells | None = None
 
 
 class WireRollup(msgspec.Struct):
@@ -38,9 +57,20 @@ class WireRollup(msgspec.Struct):
     segments: list[WireSegment]
 
 
+class Cells(NamedTuple):
+    """The cells that a source's interval adds to keys of which the rollup tells nothing else."""
+
+    interval: Interval
+    columns: CellColumns
+    others: frozenset[int]
+    """The places of keys of which it does: their cells are with their partials."""
+
+
 _HEADER = header_of(Rollup)
+_HEADERS = (_HEADER, f"{Rollup.schema_name}/1")
 _DECODER = msgspec.json.Decoder(WireRollup)
 _ENCODER = msgspec.json.Encoder()
+_SMALL = 2**31
 
 
 def encode_delta(delta: Delta) -> bytes:
@@ -49,7 +79,9 @@ def encode_delta(delta: Delta) -> bytes:
 
 
 def encode_rollup(
-    combiner: str, at_ms: int, segments: list[tuple[WireSegment, list[tuple[str, bytes]]]]
+    combiner: str,
+    at_ms: int,
+    segments: list[tuple[WireSegment, list[tuple[str, bytes]]]],
 ) -> bytes:
     """One record. Each segment comes with its keys and encoded deltas."""
     parts = []
@@ -62,16 +94,57 @@ def encode_rollup(
     return head + b',"segments":[' + b",".join(parts) + b"]}"
 
 
-def decode_partials(headers: Headers, value: bytes | None) -> tuple[int, dict[str, list[Partial[Delta]]]]:
-    """A rollup's time and its partials, key by key. Raises Refused."""
+def packed(columns: CellColumns) -> WireCells:
+    """Columns as they are sent."""
+    counts = columns.counts
+    small = not counts.size or int(counts.max()) < _SMALL
+    return WireCells(
+        mark_ms=columns.mark_ms,
+        keys=columns.keys,
+        boots=columns.boots,
+        ends=columns.ends.astype("<i4").tobytes(),
+        boot_of=columns.boot_of.astype("<i4").tobytes(),
+        seconds=columns.seconds.astype("<i8").tobytes(),
+        counts=counts.astype("<i4" if small else "<i8").tobytes(),
+        sketch_ends=columns.sketch_ends.astype("<i4").tobytes(),
+        sketches=columns.sketches,
+    )
+
+
+def unpacked(cells: WireCells) -> CellColumns:
+    """The columns again; ValueError for what are none."""
+    seconds = np.frombuffer(cells.seconds, "<i8").astype(np.int64)
+    wide = len(seconds) and len(cells.counts) == len(seconds) * WIDTH * 8
+    counts = np.frombuffer(cells.counts, "<i8" if wide else "<i4").astype(np.int64)
+    columns = CellColumns(
+        cells.mark_ms,
+        cells.keys,
+        np.frombuffer(cells.ends, "<i4").astype(np.int64),
+        cells.boots,
+        np.frombuffer(cells.boot_of, "<i4").astype(np.int64),
+        seconds,
+        counts.reshape(-1, WIDTH),
+        cells.sketches,
+        np.frombuffer(cells.sketch_ends, "<i4").astype(np.int64),
+    )
+    if (wrong := columns.wrong()) is not None:
+        raise ValueError(f"packed cells of {len(cells.keys)} keys: {wrong}")
+    return columns
+
+
+def decode_partials(
+    headers: Headers, value: bytes | None
+) -> tuple[int, dict[str, list[Partial[Delta]]], list[Cells]]:
+    """A rollup's time, its partials, key by key, and the cells of further keys. Raises Refused."""
     header = schema_header(headers)
-    if header != _HEADER:
+    if header not in _HEADERS:
         raise unknown_schema(ROLLUPS, header)
     if value is None:
         raise Refused("unparseable", f"{ROLLUPS.name}: the record has no value.")
     try:
         rollup = _DECODER.decode(value)
         grouped: dict[str, list[Partial[Delta]]] = {}
+        cells: list[tuple[Interval, CellColumns]] = []
         for segment in rollup.segments:
             source, generation, base, upto = segment.source, segment.generation, segment.base, segment.upto
             for partial in segment.partials:
@@ -82,9 +155,41 @@ def decode_partials(headers: Headers, value: bytes | None) -> tuple[int, dict[st
                     grouped[partial.key] = [merged]
                 else:
                     held.append(merged)
+            if segment.cells is not None:
+                for key in segment.cells.keys:
+                    parse_key(key)
+                cells.append((Interval(source, generation, base, upto), unpacked(segment.cells)))
+        further = [with_partials(grouped, interval, columns) for interval, columns in cells]
     except (msgspec.ValidationError, ValueError) as error:
         kind = "impossible_value" if isinstance(error, msgspec.ValidationError) else "unparseable"
         if not isinstance(error, msgspec.DecodeError):
             kind = "impossible_value"
         raise Refused(kind, f"{ROLLUPS.name}: {error}."[:500]) from None  # type: ignore[arg-type]
-    return rollup.at_ms, grouped
+    return rollup.at_ms, grouped, further
+
+
+def with_partials(
+    grouped: dict[str, list[Partial[Delta]]],
+    interval: Interval,
+    columns: CellColumns,
+    *,
+    every: bool = False,
+) -> Cells:
+    """Put the cells of keys that have partials already to those (with ``every``, of all keys): a key takes
+    what a rollup tells of it at once or not at all."""
+    others = set()
+    for place, key in enumerate(columns.keys):
+        held = grouped.get(key)
+        if held is None:
+            if not every:
+                continue
+            held = grouped[key] = []
+        others.add(place)
+        mine = cells_together([(columns, place)])
+        for partial in held:
+            if partial.source == interval.source:
+                join_cells(partial.delta.cells, mine)
+                break
+        else:
+            held.append(Partial(*interval, Delta(columns.mark_ms, mine)))
+    return Cells(interval, columns, frozenset(others))

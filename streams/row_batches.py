@@ -9,7 +9,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from minds.rows import tombstone_headers
 from schemas.codec import headers_for
-from schemas.fastpath import encode
 from schemas.operations import CLAIM_KEY
 from schemas.topics import Topic
 from streams.record_batches import fetch_batches
@@ -31,12 +30,12 @@ class RowBatches:
         self._under_way: deque[Any] = deque()
         self.waiting = 0
 
-    def put(self, topic: Topic, partition: int, key: str, row: Any) -> None:
-        """Add a row: a struct of the topic's model."""
+    def put(self, topic: Topic, partition: int, key: str, value: bytes) -> None:
+        """Add a row: the topic's model as JSON."""
         headers = self._headers.get(topic.name)
         if headers is None:
             headers = self._headers[topic.name] = headers_for(topic.model)
-        self._append(topic, partition, key, encode(row), headers)
+        self._append(topic, partition, key, value, headers)
         self._rows[topic.name] += 1
 
     def remove(self, topic: Topic, partition: int, key: str, epoch: int, version: int) -> None:

@@ -11,6 +11,7 @@ from minds.capacity.registers import READING_VALID_MS
 from minds.capacity.rows import QUIET_VALID_MS, SILENT_LEAVES_MS, Members, members_of
 from streams.alerts import Quarantines
 from streams.grants import PoolGrants
+from streams.row_text import RowText
 
 Place = tuple[str, str]
 """Region and pool."""
@@ -24,6 +25,7 @@ class ShownInstance:
     place: Place
     due_ms: float
     queued: bool = False
+    text: RowText | None = None
 
 
 @dataclass(slots=True)
@@ -60,14 +62,22 @@ class Owned:
     alerts: Quarantines = field(default_factory=Quarantines)
     _queue: list[tuple[float, str]] = field(default_factory=list)
 
-    def show(self, key: str, row: Any, place: Place, due_ms: float, knee: float | None = None) -> None:
+    def show(
+        self,
+        key: str,
+        row: Any,
+        place: Place,
+        due_ms: float,
+        knee: float | None = None,
+        text: RowText | None = None,
+    ) -> None:
         """Take an instance's new row."""
         shown = self.instances.get(key)
         if shown is None:
             shown = self.instances[key] = ShownInstance(row, place, due_ms)
         elif shown.place != place:
             self._leave(shown.place, key)
-        shown.row, shown.place, shown.due_ms = row, place, due_ms
+        shown.row, shown.place, shown.due_ms, shown.text = row, place, due_ms, text
         if not shown.queued:
             heapq.heappush(self._queue, (due_ms, key))
             shown.queued = True

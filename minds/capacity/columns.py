@@ -8,7 +8,7 @@ outcome instead of the 1 us that it takes with an object each. A property test h
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -16,12 +16,13 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from minds.capacity.cell_columns import CellColumns
 from minds.capacity.folds import Delta, instance_key, region_key, signals_of
 from minds.capacity.in_flight import count_slot
 from minds.capacity.in_flight_columns import ends_by_slot
 from minds.capacity.in_flight_columns import warm_up as warm_up_ends
 from minds.sketch import BINS, FULL, LONGEST_MS, LOWEST_BIN, PER_LOG, SMALLEST_MS
-from minds.windows import COUNTS, FINE_MS, SKETCHES, Cell, add_cell
+from minds.windows import COUNTS, FINE_MS, SKETCHES
 from schemas.outcomes import CAUSES
 
 Name = tuple[str, str | None, str | None, str]
@@ -77,7 +78,10 @@ _WIDTH = len(COUNTS)
 def _rows(
     group: Any, at_ms: Any, cause: Any, output_tokens: Any, wasted_tokens: Any, within_slo: Any, columns: Any
 ) -> Any:
-    """A row a group and second: both, the counts in the order of COUNTS, and for each event its row."""
+    """A row a group and second: both, the counts in the order of COUNTS, and for each event its row.
+
+    Events of negative groups are left out; their row is -1.
+    """
     n = len(group)
     size = 16
     while size < 2 * n:
@@ -89,6 +93,9 @@ def _rows(
     used = 0
     for event in range(n):
         which, second = np.int64(group[event]), at_ms[event] // FINE_MS
+        if which < 0:
+            row_of[event] = -1
+            continue
         place = (which * 2_654_435_761 + second * 40_503) & (size - 1)
         while True:
             row = table[place]
@@ -124,7 +131,7 @@ def _sketches(values_ms: Any, row_of: Any, rows: int) -> Any:
     bins = np.empty(n, np.int16)
     for event in range(n):
         value = values_ms[event]
-        if value == value:
+        if value == value and row_of[event] >= 0:
             bins[event] = math.ceil(math.log(min(max(value, SMALLEST_MS), LONGEST_MS)) * PER_LOG)
             starts[row_of[event] + 1] += 1
     for row in range(rows):
@@ -132,7 +139,7 @@ def _sketches(values_ms: Any, row_of: Any, rows: int) -> Any:
     fill = starts[:-1].copy()
     sorted_bins = np.empty(starts[rows], np.int16)
     for event in range(n):
-        if values_ms[event] == values_ms[event]:
+        if values_ms[event] == values_ms[event] and row_of[event] >= 0:
             row = row_of[event]
             sorted_bins[fill[row]] = bins[event]
             fill[row] += 1
@@ -158,117 +165,184 @@ def _sketches(values_ms: Any, row_of: Any, rows: int) -> Any:
 
 
 class Keys:
-    """The keys of the tables for each name, known once: columns hold names by their number."""
+    """What each name adds to, known once: columns hold names by their number.
 
-    def __init__(self, names: Sequence[Name]) -> None:
+    A place is a key and a boot. A name has that of its instance, where it has one, and that of its region.
+    ``shard_of`` says of a pool which shard its keys go to; cells of one shard are made together.
+    """
+
+    def __init__(self, names: Sequence[Name], shard_of: Callable[[str], int] = lambda _: 0) -> None:
         self._names = names
-        self.instances: list[str | None] = []
-        self.boots: list[str] = []
-        self.regions: list[str] = []
-        self.region_boots: list[str] = []
+        self._shard_of = shard_of
+        self._known = 0
+        self._places: dict[tuple[str, str], int] = {}
         self._numbers: dict[str, int] = {}
-        self._places = np.zeros(0, np.int32)
+        self.keys: list[str] = []
+        """By number."""
+        self.boots: list[str] = []
+        """By place, and so the rest."""
+        self.key_of = np.zeros(0, np.int64)
+        self.shard = np.zeros(0, np.int64)
+        self._instances = np.zeros(0, np.int64)
+        self._regions = np.zeros(0, np.int64)
 
-    def places(self, name: NDArray[np.int32]) -> NDArray[np.int32]:
-        """For each of these name numbers the number of its region's key."""
-        self.grow()
-        return self._places[name]
+    def instances(self, name: NDArray[np.int32]) -> NDArray[np.int64]:
+        """The place of the instance of each of these name numbers, or -1."""
+        return self._instances[name]
+
+    def regions(self, name: NDArray[np.int32]) -> NDArray[np.int64]:
+        """The place of the region of each."""
+        return self._regions[name]
 
     def grow(self) -> None:
         """Learn the names that are new, or all where they have been forgotten."""
-        if len(self._names) < len(self.instances):
-            self.__init__(self._names)  # type: ignore[misc]
-        new = self._names[len(self.instances) :]
+        if len(self._names) < self._known:
+            self.__init__(self._names, self._shard_of)  # type: ignore[misc]
+        new = self._names[self._known :]
         if not new:
             return
-        found = []
+        self._known += len(new)
+        key_of, shard = self.key_of.tolist(), self.shard.tolist()
+        instances, regions = [], []
         for pool, instance, boot, region in new:
-            self.instances.append(None if instance is None else instance_key(pool, instance))
-            self.boots.append(boot or "")
-            found.append(self._numbers.setdefault(region_key(region, pool), len(self._numbers)))
-        self._places = np.concatenate([self._places, np.array(found, np.int32)])
-        self.regions = list(self._numbers)
-        self.region_boots = [""] * len(self.regions)
+            where = self._shard_of(pool)
+            mine = -1
+            if instance is not None:
+                mine = self._place(instance_key(pool, instance), boot or "", where, key_of, shard)
+            instances.append(mine)
+            regions.append(self._place(region_key(region, pool), "", where, key_of, shard))
+        self.key_of, self.shard = np.array(key_of, np.int64), np.array(shard, np.int64)
+        self._instances = np.concatenate([self._instances, np.array(instances, np.int64)])
+        self._regions = np.concatenate([self._regions, np.array(regions, np.int64)])
+
+    def _place(self, key: str, boot: str, shard: int, key_of: list[int], shards: list[int]) -> int:
+        place = self._places.get((key, boot))
+        if place is None:
+            place = self._places[key, boot] = len(self._places)
+            number = self._numbers.setdefault(key, len(self._numbers))
+            if number == len(self.keys):
+                self.keys.append(key)
+            key_of.append(number)
+            shards.append(shard)
+            self.boots.append(boot)
+        return place
 
 
 class ColumnFold:
     """The outcomes of one interval of one source."""
 
-    __slots__ = ("_keys", "_parts")
+    __slots__ = ("_columns", "_keys", "_parts")
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self._parts: list[Columns] = []
+        self._columns: dict[str, Any] = {}
 
     def take(self, columns: Columns) -> None:
         """Take more events, all of sound names and clocks."""
         if len(columns.name):
             self._parts.append(columns)
+            self._columns = {}
 
-    def add_to(self, deltas: dict[str, Delta], mark_ms: int) -> None:
-        """Add to the deltas: each instance's, and each region and pool's over all its outcomes."""
+    def _all(self) -> dict[str, Any]:
+        if not self._columns:
+            parts = self._parts
+            self._columns = {
+                field: getattr(parts[0], field)
+                if len(parts) == 1
+                else np.concatenate([getattr(part, field) for part in parts])
+                for field in FIELDS
+            }
+            self._keys.grow()
+        return self._columns
+
+    def add_ends(self, deltas: dict[str, Delta], mark_ms: int) -> None:
+        """Add to the deltas of instances the attempts that ended, for what is in flight."""
         if not self._parts:
             return
-        parts, keys = self._parts, self._keys
-        columns = {
-            field: getattr(parts[0], field)
-            if len(parts) == 1
-            else np.concatenate([getattr(part, field) for part in parts])
-            for field in FIELDS
-        }
-        keys.grow()
-        self._fold(deltas, mark_ms, columns["name"], keys.instances, keys.boots, columns)
-        self._fold(deltas, mark_ms, keys.places(columns["name"]), keys.regions, keys.region_boots, columns)
-        ends = (columns[field] for field in ("name", "deadline_at_ms", "work_tokens", "at_ms"))
-        for which, slot, attempts, work in ends_by_slot(*ends):
-            if (key := keys.instances[which]) is not None:
-                count_slot(signals_of(deltas[key]).in_flight, keys.boots[which], slot, attempts, work)
-
-    @staticmethod
-    def _fold(
-        deltas: dict[str, Delta],
-        mark_ms: int,
-        group: Any,
-        keys: Sequence[str | None],
-        boots: Sequence[str],
-        columns: dict[str, Any],
-    ) -> None:
-        groups, seconds, counts, row_of = _rows(
-            group,
-            columns["at_ms"],
-            columns["cause"],
-            columns["output_tokens"],
-            columns["wasted_tokens"],
-            columns["within_slo"],
-            _CAUSE_COLUMNS,
-        )
-        sketches = []
-        for name in SKETCHES:
-            pairs, ends = _sketches(columns[f"{name}_ms"], row_of, len(groups))
-            blob, at = pairs.tobytes(), (ends * 4).tolist()
-            sketches.append([blob[begin:end] for begin, end in pairwise(at)])
-        for which, second, counted, *latencies in zip(
-            groups.tolist(), seconds.tolist(), counts.tolist(), *sketches, strict=True
-        ):
-            key = keys[which]
-            if key is None:
-                continue
-            cell = Cell(*counted, *latencies)
+        columns, keys = self._all(), self._keys
+        ends = (columns[field] for field in ("deadline_at_ms", "work_tokens", "at_ms"))
+        for place, slot, attempts, work in ends_by_slot(keys.instances(columns["name"]), *ends):
+            key = keys.keys[keys.key_of[place]]
             delta = deltas.get(key)
             if delta is None:
-                delta = deltas[key] = Delta(mark_ms, {boots[which]: {second: cell}})
-                continue
-            slots = delta.cells.setdefault(boots[which], {})
-            held = slots.get(second)
-            if held is None:
-                slots[second] = cell
-            else:
-                add_cell(held, cell)
+                delta = deltas[key] = Delta(mark_ms)
+            count_slot(signals_of(delta).in_flight, keys.boots[place], slot, attempts, work)
+
+    def cells(self, mark_ms: int) -> dict[int, CellColumns]:
+        """By shard: each instance's cells, and each region and pool's over all its outcomes."""
+        if not self._parts:
+            return {}
+        columns, keys = self._all(), self._keys
+        name = columns["name"]
+        found = []
+        for group in (keys.instances(name), keys.regions(name)):
+            found.append(
+                _rows(
+                    group,
+                    columns["at_ms"],
+                    columns["cause"],
+                    columns["output_tokens"],
+                    columns["wasted_tokens"],
+                    columns["within_slo"],
+                    _CAUSE_COLUMNS,
+                )
+            )
+        places = np.concatenate([groups for groups, *_ in found])
+        seconds = np.concatenate([each for _, each, *_ in found])
+        first = len(found[0][0])
+        order = np.lexsort((seconds, places, keys.key_of[places], keys.shard[places]))
+        inverse = np.empty(len(order), np.int32)
+        inverse[order] = np.arange(len(order), dtype=np.int32)
+        rows = [
+            np.where(row_of >= 0, inverse[row_of + at], -1)
+            for at, (*_, row_of) in ((0, found[0]), (first, found[1]))
+        ]
+        counts = np.concatenate([each for *_, each, _ in found])[order]
+        values = [columns[f"{sketch}_ms"] for sketch in SKETCHES]
+        of_rows = [
+            np.where(row >= 0, row * len(SKETCHES) + part, -1).astype(np.int32)
+            for row in rows
+            for part in range(len(SKETCHES))
+        ]
+        pairs, ends = _sketches(
+            np.concatenate(values * 2), np.concatenate(of_rows), len(order) * len(SKETCHES)
+        )
+        return self._shards(mark_ms, places[order], seconds[order], counts, pairs, ends[1:] * 4)
+
+    def _shards(
+        self, mark_ms: int, places: Any, seconds: Any, counts: Any, pairs: Any, sketch_ends: Any
+    ) -> dict[int, CellColumns]:
+        """Rows in order of shard and key become columns a shard."""
+        keys = self._keys
+        key_of, shard = keys.key_of[places], keys.shard[places]
+        key_ends = np.append(np.flatnonzero(np.diff(key_of)) + 1, len(key_of))
+        sketches, boots = pairs.tobytes(), keys.boots
+        found: dict[int, CellColumns] = {}
+        bounds = [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), len(shard)]
+        for begin, end in pairwise(bounds):
+            ends = key_ends[(key_ends > begin) & (key_ends <= end)]
+            named: dict[str, int] = {}
+            boot_of = [named.setdefault(boots[place], len(named)) for place in places[begin:end].tolist()]
+            from_byte = int(sketch_ends[begin * len(SKETCHES) - 1]) if begin else 0
+            to_ends = sketch_ends[begin * len(SKETCHES) : end * len(SKETCHES)]
+            found[int(shard[begin])] = CellColumns(
+                mark_ms,
+                [keys.keys[number] for number in key_of[ends - 1].tolist()],
+                ends - begin,
+                list(named),
+                np.array(boot_of, np.int64),
+                seconds[begin:end],
+                counts[begin:end],
+                sketches[from_byte : int(to_ends[-1])],
+                to_ends - from_byte,
+            )
+        return found
 
 
 def warm_up() -> None:
     """Compile, or load what was compiled before: seconds the first time."""
-    none, nothing = np.zeros(0, np.int32), np.zeros(0, np.int64)
+    none, nothing = np.zeros(0, np.int64), np.zeros(0, np.int64)
     _rows(none, nothing, np.zeros(0, np.int8), nothing, nothing, np.zeros(0, np.bool_), _CAUSE_COLUMNS)
-    _sketches(np.zeros(0, np.float64), none, 0)
+    _sketches(np.zeros(0, np.float64), np.zeros(0, np.int32), 0)
     warm_up_ends()

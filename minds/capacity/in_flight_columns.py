@@ -16,7 +16,7 @@ from minds.capacity.in_flight import FARTHEST_MS, SLOT_MS, WORK_PARTS
 
 
 def ends_by_slot(
-    group: NDArray[np.int32],
+    group: NDArray[np.int64],
     deadline_at_ms: NDArray[np.int64],
     work_tokens: NDArray[np.float64],
     at_ms: NDArray[np.int64],
@@ -67,4 +67,4 @@ def _ends(group: Any, deadline_at_ms: Any, work_tokens: Any, at_ms: Any) -> Any:
 def warm_up() -> None:
     """Compile, or load what was compiled before: seconds the first time."""
     none = np.zeros(0, np.int64)
-    _ends(none.astype(np.int32), none, np.zeros(0, np.float64), none)
+    _ends(none, none, np.zeros(0, np.float64), none)

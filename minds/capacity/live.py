@@ -1,10 +1,11 @@
 """A key's state with what its row needs kept at hand: window counts that grow with each partial.
 
-Adding a partial to the three windows costs a microsecond; summing the rings anew costs hundreds. So the
-sums are kept, and built anew from the rings when a slot enters or leaves a window (each second for the
-shortest) and after anything out of the ordinary (a re-cut interval, a new boot). Percentiles are read from
-summed sketches at most each ``REFRESH_MS``, and once more when a key has fallen silent: they lag, they never
-stay wrong. Keys read them at times of their own (``phase``), or all of a fleet would at once.
+Counts are kept in a lane of a ``WindowBank``, where a rollup's cells are added for all keys at once. The
+state itself may lag: cells that came in turn (``minds.merge.apply_in_turn``) wait until somebody looks at it,
+and are then merged together. A lane is filled anew from the state after anything out of the ordinary: a
+re-cut interval, a new boot. Percentiles are read from summed sketches at most each ``REFRESH_MS``, and with
+each slot once a key has fallen silent: they lag, they never stay wrong. Keys read them at times of their own
+(``phase``), or all of a fleet would at once.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from minds.capacity.cell_columns import CellColumns, cells_together
 from minds.capacity.folds import Delta, State, add, new_state, ranks_of
 from minds.capacity.plausible import QUARANTINE_MS, impossible_rate
 from minds.capacity.registers import RankRegister, Ranks, rates_of
 from minds.capacity.signals import SignalReadings
-from minds.merge import Partial, apply_rollup
+from minds.capacity.window_bank import ALL_BOOTS, PLACES, SLOTS_MS, WIDTH, CellRows, WindowBank
+from minds.merge import Interval, Partial, apply_in_turn, apply_rollup
 from minds.sketch import published
-from minds.windows import COARSE_MS, FINE_MS, FINE_SLOTS, SPANS_MS, Cell, add_counts, cells_of, take_counts
+from minds.windows import COUNTS, FINE_MS, SPANS_MS, Cell, add_counts, cells_of
 from schemas.fastpath import struct_of
 from schemas.readings import Percentiles, WindowStats
 
@@ -27,94 +30,155 @@ REFRESH_MS = (2_000, 10_000, 10_000)
 SILENT_MS = 1_000
 
 _Stats, _Percentiles = struct_of(WindowStats), struct_of(Percentiles)
-_SLOT_MS = tuple(FINE_MS if span // FINE_MS < FINE_SLOTS else COARSE_MS for span in SPANS_MS)
 _SPANS = tuple(map(float, SPANS_MS))
-_SLOTS = tuple(span // slot for span, slot in zip(SPANS_MS, _SLOT_MS, strict=True))
+_SLOTS = tuple(span // slot for span, slot in zip(SPANS_MS, SLOTS_MS, strict=True))
+NO_COUNTS = [0] * WIDTH
 
 
-class _Window:
-    """The sums of one span up to slot ``last``, which is -1 where they must be built anew.
+class _Shape:
+    """The percentiles of one window, and when they were read (or count as read)."""
 
-    ``counts`` are the sums when they were built, less what the key had grown by until then: what it has grown
-    by since is the same for all spans, so it is counted once.
-    """
-
-    __slots__ = ("counts", "last", "queue", "read_at_ms", "tpot", "ttft", "unread")
+    __slots__ = ("change", "queue", "read_at_ms", "slot", "tpot", "ttft")
 
     def __init__(self) -> None:
-        self.last = -1
-        self.counts = Cell()
         self.ttft: Any = None
         self.tpot: Any = None
         self.queue: Any = None
         self.read_at_ms = 0
-        self.unread = True
+        self.slot = self.change = -1
 
 
 class Live:
     """One key: its merge state, and its windows over the boots in ``boots`` (None: over all)."""
 
     __slots__ = (
-        "_grown",
+        "_bank",
+        "_changes",
+        "_filled",
         "_impossible",
         "_jumped",
+        "_pending",
         "_phase",
         "_rates",
         "_reckoned",
+        "_shapes",
         "_signals",
+        "_state",
         "boots",
         "changed_at_ms",
         "heard_at_ms",
         "knee_tokens_per_s",
+        "lane",
         "late",
         "ranks",
-        "state",
-        "windows",
     )
 
-    def __init__(self, state: State | None = None, phase: float = 0.0) -> None:
-        """``phase`` (0-1) is how far into REFRESH_MS the first percentiles count as read."""
+    def __init__(
+        self, state: State | None = None, phase: float = 0.0, bank: WindowBank | None = None
+    ) -> None:
+        """``phase`` (0-1) is how far into REFRESH_MS the first percentiles count as read. ``bank`` is shared
+        by keys that are to be added to together."""
         self._phase = phase
-        self.state = state if state is not None else new_state()
+        self._state = state if state is not None else new_state()
+        self._pending: list[tuple[int, Interval, CellColumns, int]] = []
+        self._bank = bank if bank is not None else WindowBank()
+        self.lane = -1
+        """Its lane of the bank; negative while it has had no outcomes."""
+        self._filled = False
         self.boots: tuple[str, ...] | None = None
-        self.windows = (_Window(), _Window(), _Window())
+        self._changes = 0
+        self._shapes = (_Shape(), _Shape(), _Shape())
         self.changed_at_ms = 0
         self.late = 0
         """Outcomes too old for any window."""
         self.knee_tokens_per_s: float | None = None
         """Seen by this worker in the current boot; not kept over a takeover, unknown until seen again."""
-        self._grown = Cell()
         self._rates: dict[str, tuple[float, float]] = {}
         self._jumped: tuple[int, str] = (0, "")
         self._signals = SignalReadings()
         self._look()
 
-    def apply(self, offset: int, partials: list[Partial[Delta]], now_ms: int) -> bool:
-        """Take a rollup's partials by the merge rule; False where they had been taken before."""
+    @property
+    def state(self) -> State:
+        """The merge state, with all that it has taken."""
+        if self._pending:
+            self._settle()
+        return self._state
+
+    @property
+    def applied(self) -> int:
+        """The offset of the last rollup that it took, but for what it keeps for later."""
+        return self._state.applied
+
+    def holds(self, source: str, base: int) -> bool:
+        """Whether the newest that it took of this source began at this offset."""
+        for _, interval, *_ in reversed(self._pending):
+            if interval.source == source:
+                return interval.base == base
+        held = self._state.open.get(source)
+        return held is not None and held.base == base
+
+    def keep(self, offset: int, interval: Interval, columns: CellColumns, place: int, now_ms: int) -> int:
+        """Take a partial later: the cells of ``columns`` at ``place``, of an interval that comes in turn.
+
+        Returns the lane that they are to be added to now, or -1 where it will be filled from the state.
+        """
+        self._pending.append((offset, interval, columns, place))
+        self.changed_at_ms = now_ms
+        self._changes += 1
+        return self.lane if self._filled else -1
+
+    def _settle(self) -> None:
+        """Merge what was kept for later."""
+        pending, self._pending = self._pending, []
+        by_source: dict[str, list[tuple[int, Interval, CellColumns, int]]] = {}
+        for kept in pending:
+            by_source.setdefault(kept[1].source, []).append(kept)
+        for each in by_source.values():
+            offset, interval, columns, place = each[-1]
+            earlier = [(columns, place) for _, _, columns, place in each[:-1]]
+            before = None
+            if earlier:
+                before = Delta(max(c.mark_ms for c, _ in earlier), cells_together(earlier))
+            delta = Delta(columns.mark_ms, cells_together([(columns, place)]))
+            apply_in_turn(self._state, offset, interval, before, delta, add)
+
+    def apply(
+        self, offset: int, partials: list[Partial[Delta]], now_ms: int, rows: CellRows | None = None
+    ) -> bool:
+        """Take a rollup's partials by the merge rule; False where they had been taken before.
+
+        Cells that the lane lacks then go to ``rows``, or without it to the lane at once.
+        """
         state = self.state
         usual, told = True, False
         for partial in partials:
             held = state.open.get(partial.source)
             if held is not None and (partial.generation < held.generation or partial.base < held.upto):
                 usual = False
-            if partial.delta.ranks or partial.delta.late:
+            if partial.delta.ranks or partial.delta.late or partial.delta.signals is not None:
                 told = True
         if not apply_rollup(state, offset, partials, add):
             return False
         self.changed_at_ms = now_ms
+        self._changes += 1
         if told or not usual:
             self._look()
-        if usual:
+        if not usual:
+            self._filled = False
+        elif self._filled:
+            mine = rows if rows is not None else CellRows()
             for partial in partials:
-                if partial.delta.cells:
-                    self._grow(partial.delta)
-        else:
-            self.reset()
+                for boot, slots in partial.delta.cells.items():
+                    for second, cell in slots.items():
+                        mine.note(self.lane, self._bank.number_of(boot), second, cell)
+            if rows is None:
+                mine.add_to(self._bank, now_ms)
         return True
 
     def _look(self) -> None:
         """Take from the state what seldom changes."""
-        state = self.state
+        state = self._state
         self.ranks: Ranks = ranks_of(state)
         self.late = state.closed.late + sum(held.delta.late for held in state.open.values())
         self._impossible = max([register.impossible for register in self.ranks.values()], default=(0, ""))
@@ -122,32 +186,19 @@ class Live:
         """When telemetry last said anything."""
         self._reckoned = False
 
-    def reset(self) -> None:
-        """Build the windows anew when they are next looked at."""
-        for window in self.windows:
-            window.last, window.unread = -1, True
+    def forget(self) -> None:
+        """Give its lane back; nothing is to be asked of it any more."""
+        if self.lane >= 0:
+            self._bank.release(self.lane)
+            self.lane, self._filled = -1, False
 
     def of_boots(self, boots: tuple[str, ...] | None) -> None:
         """Which boots count from now on."""
         if boots != self.boots:
             self.boots, self._rates, self._reckoned = boots, {}, False
             self.knee_tokens_per_s = None
-            self.reset()
-
-    def _grow(self, delta: Delta) -> None:
-        boots, windows, grown = self.boots, self.windows, self._grown
-        for boot, slots in delta.cells.items():
-            if boots is not None and boot not in boots:
-                continue
-            for second, cell in slots.items():
-                at_ms = second * FINE_MS
-                for window, slot_ms, span in zip(windows, _SLOT_MS, _SLOTS, strict=True):
-                    last = window.last
-                    if last >= 0 and not last - span < at_ms // slot_ms <= last:
-                        window.last = -1  # not in this one (an old or a future slot): build it anew
-                add_counts(grown, cell)
-        for window in windows:
-            window.unread = True
+            self._filled = False
+            self._shapes = (_Shape(), _Shape(), _Shape())
 
     def rates(self, ranks: Iterable[RankRegister], now_ms: int) -> dict[str, tuple[float, float]]:
         """Each counter's rate and when its newest sample was; reckoned when telemetry came, then it ages.
@@ -181,60 +232,105 @@ class Live:
 
     def signals(self, boot: tuple[int, str], now_ms: int) -> dict[str, Any]:
         """The fields of its row that come of latencies, decisions and KV events of this boot."""
-        opened = [s for held in self.state.open.values() if (s := held.delta.signals) is not None]
-        return self._signals.fields(self.state.closed.signals, opened, boot, now_ms)
+        state = self._state  # what is kept for later has no signals
+        opened = [s for held in state.open.values() if (s := held.delta.signals) is not None]
+        return self._signals.fields(state.closed.signals, opened, boot, now_ms)
+
+    @property
+    def has_signals(self) -> bool:
+        """Whether its row has any such fields."""
+        state = self._state
+        return state.closed.signals is not None or any(
+            held.delta.signals is not None for held in state.open.values()
+        )
+
+    def counts(self, now_ms: int) -> list[list[int]]:
+        """The windows' counts, in the order of minds.windows.COUNTS."""
+        if not self._filled:
+            self._fill(now_ms)
+        if self.lane < 0:
+            return [NO_COUNTS] * PLACES
+        bank = self._bank
+        bank.roll_one(self.lane, now_ms)
+        if bank.ahead[self.lane]:
+            self._filled = False  # it may fit the next time
+            return [self._summed(place, now_ms) for place in range(PLACES)]
+        found: list[list[int]] = bank.sums[self.lane].tolist()
+        return found
+
+    def _fill(self, now_ms: int) -> None:
+        self._filled = True
+        slots: list[tuple[int, bool, Cell]] = []
+        state, boots = self.state, self.boots
+        for boot, rings in state.closed.rings.items():
+            if boots is None or boot in boots:
+                slots += [(slot, True, cell) for slot, cell in rings.fine.items()]
+                slots += [(slot, False, cell) for slot, cell in rings.coarse.items()]
+        for held in state.open.values():
+            for boot, fine in held.delta.cells.items():
+                if boots is None or boot in boots:
+                    slots += [(slot, True, cell) for slot, cell in fine.items()]
+        if self.lane < 0:
+            if not state.closed.rings and not any(held.delta.cells for held in state.open.values()):
+                self._filled = False
+                return
+            self.lane = self._bank.lane()
+        self._bank.boot[self.lane] = ALL_BOOTS if boots is None else self._bank.number_of(boots[-1])
+        self._bank.fill(self.lane, slots, now_ms)
+
+    def _summed(self, place: int, now_ms: int) -> list[int]:
+        """A window's counts, straight from the state."""
+        total = Cell()
+        for cell in self._cells(place, now_ms // SLOTS_MS[place]):
+            add_counts(total, cell)
+        return [getattr(total, name) for name in COUNTS]
+
+    def shapes_due(self, now_ms: int) -> bool:
+        """Whether percentiles are to be read again."""
+        return any(
+            now_ms - shape.read_at_ms >= refresh_ms
+            for shape, refresh_ms in zip(self._shapes, REFRESH_MS, strict=True)
+        )
 
     def stats(self, now_ms: int) -> list[Any]:
         """The windows' figures as structs of schemas.readings.WindowStats."""
         silent = now_ms - self.changed_at_ms >= SILENT_MS
-        return [self._stats(place, now_ms, silent) for place in range(len(SPANS_MS))]
+        found = []
+        for place, counts in enumerate(self.counts(now_ms)):
+            shape = self._shape(place, now_ms, silent)
+            found.append(
+                _Stats(
+                    span_ms=_SPANS[place],
+                    **dict(zip(COUNTS, counts, strict=True)),
+                    ttft_ms=shape.ttft,
+                    tpot_ms=shape.tpot,
+                    queue_ms=shape.queue,
+                )
+            )
+        return found
 
-    def _stats(self, place: int, now_ms: int, silent: bool) -> Any:
-        window = self.windows[place]
-        last = now_ms // _SLOT_MS[place]
-        grown = self._grown
-        if last != window.last:
-            window.last = last
-            window.counts = counts = Cell()
-            for cell in self._cells(place, last):
-                add_counts(counts, cell)
-            take_counts(counts, grown)
-            window.unread = True
-        if window.unread and (silent or now_ms - window.read_at_ms >= REFRESH_MS[place]):
-            cells = list(self._cells(place, last))
-            window.ttft = _percentiles(b"".join([cell.ttft for cell in cells]))
-            window.tpot = _percentiles(b"".join([cell.tpot for cell in cells]))
-            window.queue = _percentiles(b"".join([cell.queue for cell in cells]))
-            first = window.read_at_ms == 0
-            window.read_at_ms = now_ms - int(self._phase * REFRESH_MS[place]) if first else now_ms
-            window.unread = False
-        counts = window.counts
-        return _Stats(
-            span_ms=_SPANS[place],
-            attempts=counts.attempts + grown.attempts,
-            ok=counts.ok + grown.ok,
-            good=counts.good + grown.good,
-            timeout=counts.timeout + grown.timeout,
-            cancelled=counts.cancelled + grown.cancelled,
-            failed=counts.failed + grown.failed,
-            shed=counts.shed + grown.shed,
-            lost=counts.lost + grown.lost,
-            output_tokens=counts.output_tokens + grown.output_tokens,
-            good_tokens=counts.good_tokens + grown.good_tokens,
-            wasted_tokens=counts.wasted_tokens + grown.wasted_tokens,
-            ttft_ms=window.ttft,
-            tpot_ms=window.tpot,
-            queue_ms=window.queue,
-        )
+    def _shape(self, place: int, now_ms: int, silent: bool) -> _Shape:
+        shape = self._shapes[place]
+        slot = now_ms // SLOTS_MS[place]
+        stale = silent and (shape.slot != slot or shape.change != self._changes)
+        if stale or now_ms - shape.read_at_ms >= REFRESH_MS[place]:
+            cells = list(self._cells(place, slot))
+            shape.ttft = _percentiles(b"".join([cell.ttft for cell in cells]))
+            shape.tpot = _percentiles(b"".join([cell.tpot for cell in cells]))
+            shape.queue = _percentiles(b"".join([cell.queue for cell in cells]))
+            first = shape.read_at_ms == 0
+            shape.read_at_ms = now_ms - int(self._phase * REFRESH_MS[place]) if first else now_ms
+            shape.slot, shape.change = slot, self._changes
+        return shape
 
     def _cells(self, place: int, last: int) -> Iterator[Cell]:
         """All cells of the window's slots, closed and open, of the boots that count."""
-        slot_ms, first = _SLOT_MS[place], last - _SLOTS[place] + 1
-        boots = self.boots
-        for boot, rings in self.state.closed.rings.items():
+        slot_ms, first = SLOTS_MS[place], last - _SLOTS[place] + 1
+        state, boots = self.state, self.boots
+        for boot, rings in state.closed.rings.items():
             if boots is None or boot in boots:
                 yield from cells_of(rings, slot_ms, first, last)
-        for held in self.state.open.values():
+        for held in state.open.values():
             for boot, slots in held.delta.cells.items():
                 if boots is None or boot in boots:
                     for second, cell in slots.items():

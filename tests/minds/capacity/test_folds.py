@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minds.capacity.cell_columns import add_cells
 from minds.capacity.columns import ColumnFold, Keys, Name, warm_up
 from minds.capacity.folds import (
     Delta,
@@ -186,7 +187,7 @@ def test_both_fast_folds_are_the_plain_one(drawn: list[tuple]) -> None:
     assert in_order(fast.deltas(record_ms)) == in_order(plain)
     late = [event for event in outcomes if record_ms - event.at_ms > LATE_AFTER_MS]
     names: list[Name] = []
-    columns, rest = ColumnFold(Keys(names)), OutcomeFold()
+    columns, rest = ColumnFold(Keys(names, lambda pool: len(pool) % 2)), OutcomeFold()
     for event in late:
         rest.take_one(event, record_ms)
     timely = [event for event in outcomes if event not in late]
@@ -194,7 +195,12 @@ def test_both_fast_folds_are_the_plain_one(drawn: list[tuple]) -> None:
     for part in (timely[:half], timely[half:]):
         columns.take(columns_of(part, names))
     deltas = rest.deltas(record_ms)
-    columns.add_to(deltas, record_ms)
+    columns.add_ends(deltas, record_ms)
+    for cells in columns.cells(record_ms).values():
+        assert cells.wrong() is None
+        for part in cells.split(300):
+            assert part.wrong() is None
+            add_cells(deltas, part)
     assert in_order(deltas) == in_order(plain)
 
 

@@ -176,7 +176,7 @@ def test_columns_count_as_one_by_one(drawn: list[Any]) -> None:
             count_end(expected, attempt(work, boot=names[group], deadline_ms=deadline_ms))
     found: InFlight = {}
     for group, slot, attempts, work in ends_by_slot(
-        np.array([group for group, _, _ in drawn], np.int32),
+        np.array([group for group, _, _ in drawn], np.int64),
         np.array([T0 + deadline_ms for _, deadline_ms, _ in drawn], np.int64),
         np.array([math.nan if work is None else work for _, _, work in drawn], np.float64),
         np.full(len(drawn), T0, np.int64),
