@@ -11,8 +11,11 @@ import faust
 import msgspec
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
+from minds.capacity.cell_columns import CellColumns
 from minds.capacity.folds import FORMAT, decode_state, encode_state, parse_key
+from minds.capacity.kept_cells import together
 from minds.capacity.live import Live
 from minds.capacity.window_bank import CellRows, WindowBank
 from minds.merge import SourceTurns
@@ -33,6 +36,9 @@ UPTO = "o|"
 """Keys of the first table that hold no state, but a partition's next rollup: all before it is stored."""
 IDLE_LEAVES_MS = 15 * 60_000
 """A key of which nothing came for so long is forgotten: three times the longest window."""
+
+MOST_KEPT = 10
+"""Rollups of a source whose cells keys keep for later: a second's at a flush of 100 ms."""
 
 
 def phase_of(key: str) -> float:
@@ -55,6 +61,7 @@ class CapacityStage:
         self._unstored: set[str] = set()
         self._bank = WindowBank(1024)
         self._turns = SourceTurns()
+        self._kept: dict[tuple[int, str], list[CellColumns]] = {}
         self._order = Contiguous(app, ROLLUPS.name)
         self.changed: set[str] = set()
         """Keys that changed since the publisher last looked; it clears them."""
@@ -94,7 +101,7 @@ class CapacityStage:
 
     def _lost(self) -> None:
         self._states, self._by_pool = {}, {}
-        self._bank, self._turns = WindowBank(1024), SourceTurns()
+        self._bank, self._turns, self._kept = WindowBank(1024), SourceTurns(), {}
         self._order.lost()
         self._unstored, self.changed, self.counted = set(), set(), {}
         self.settler.drop()
@@ -106,6 +113,8 @@ class CapacityStage:
     def _collect(self) -> Iterator[Write]:
         """What changed, encoded one by one as the settler asks: a state that moved on meanwhile is as good,
         since it holds the offset that it has applied. Up to where the tables are complete comes last."""
+        for partition, source in list(self._kept):
+            self._merge_kept(partition, source, 0)
         keys, self._unstored = self._unstored, set()
         upto = dict(self._order.next) if keys else {}
         for key in keys:
@@ -188,6 +197,7 @@ class CapacityStage:
         rows.add_to(self._bank, now)
         for each in in_turn:
             self._keep(partition, offset, each, now)
+            self._merge_kept(partition, each.interval.source, MOST_KEPT)
         self._metrics.applied.inc()
         self.wake.set()
 
@@ -210,10 +220,21 @@ class CapacityStage:
             )
         return turn == "next"
 
+    def _merge_kept(self, partition: int, source: str, most: int) -> None:
+        """Have the keys of a source merge what they keep, once it is of more than ``most`` rollups."""
+        kept = self._kept.get((partition, source), [])
+        if len(kept) > most:
+            del self._kept[partition, source]
+            sums = {source: together(kept)} if len(kept) > 1 else {}
+            for key in {key for columns in kept for key in columns.keys}:
+                if (live := self._states.get(key)) is not None:
+                    live.settle(key, sums)
+
     def _keep(self, partition: int, offset: int, cells: Cells, now: int) -> None:
         """Have each key keep its cells for later; their counts show at once."""
         interval, columns, others = cells
         self._turns.note(partition, interval)
+        self._kept.setdefault((partition, interval.source), []).append(columns)
         counted = self.counted.setdefault(partition, {})
         lanes = []
         for place, key in enumerate(columns.keys):
@@ -244,13 +265,11 @@ class CapacityStage:
         """What is held of a key, or None."""
         return self._states.get(key)
 
-    def counts(self, lanes: list[int], now: int) -> list[list[int] | None]:
-        """The windows' counts of keys, one window after the other, by the lanes of their ``Live``; None where
-        that must be asked."""
+    def counts(self, lanes: list[int], now: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The windows' counts of keys by the lanes of their ``Live``, a row each, one window after the other;
+        and whether they are sound: if not, the ``Live`` must be asked."""
         self._bank.roll(np.array(lanes, np.int64), now)
-        ahead = self._bank.ahead[lanes].tolist()
-        counts = self._bank.sums[lanes].reshape(len(lanes), -1).tolist()
-        return [None if odd else each for odd, each in zip(ahead, counts, strict=True)]
+        return self._bank.sums[lanes].reshape(len(lanes), -1), ~self._bank.ahead[lanes]
 
     def keys_of(self, pool: str) -> frozenset[str]:
         """All keys of a pool."""

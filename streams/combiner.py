@@ -33,6 +33,8 @@ FETCH_BYTES = 1024 * 1024
 """Of a partition. A flush takes two fetches: what came right after the last one, and all that came since."""
 LAST_FETCH_S = 0.006
 """How long a flush waits for the second: the broker answers at once where there is anything."""
+MISSED_FETCH_S = 0.05
+"""The same while far less came than in the last interval: what is missing would wait for the next flush."""
 
 
 class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -65,6 +67,7 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
         self._broken = True
         self._turn = asyncio.Lock()
         self._next_flush_s = 0.0
+        self._read_events = self._usual = 0
         self._lagging_since_ms: float | None = None
         self._down_since_ms: float | None = monotonic_ms()
         health.add("combiner", live=self._stalled, ready=self._not_ready)
@@ -171,6 +174,7 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
         catching up costs stage two less.
         """
         loop = asyncio.get_running_loop()
+        self._usual, self._read_events = self._read_events, 0
         flush_s = self._options.flush_ms / 1000.0
         self._next_flush_s = max(self._next_flush_s + flush_s, loop.time())
         await asyncio.sleep(self._next_flush_s - loop.time())
@@ -179,13 +183,15 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
             batches = await fetch_batches(consumer, wait_s)
             for batch in batches:
                 events += await self._take(batch)
+            self._read_events = events
             behind = self._behind(consumer)
             if behind > max(events, FAR_BEHIND):
                 if loop.time() >= began + CATCHING_UP_S:
                     return
             elif loop.time() >= began + flush_s or (wait_s and not behind):
                 return
-            wait_s = flush_s if behind else LAST_FETCH_S
+            last_s = LAST_FETCH_S if 2 * events >= self._usual else MISSED_FETCH_S
+            wait_s = flush_s if behind else last_s
 
     async def _take(self, batch: RecordBatch) -> int:
         """Fold a batch; returns how many events it held."""

@@ -27,7 +27,7 @@ from streams.health import Health, Metrics
 from streams.interval import rollup_partition
 from streams.options import StreamsOptions
 from streams.row_batches import MOST_UNDER_WAY, RowBatches, keys_before
-from streams.row_text import row_text
+from streams.row_text import row_text, told_by
 from streams.shown import Owned, Place, due_at_ms
 from transport.clock import monotonic_ms, now_ms
 from transport.producer import RowProducer
@@ -238,8 +238,10 @@ class Publisher:
                     lanes.append(live.lane)
             if not lanes:
                 continue
-            for (key, row, text), counts in zip(texts, self._stage.counts(lanes, now), strict=True):
-                if counts is None:
+            sums, sound = self._stage.counts(lanes, now)
+            figures = zip(texts, sums.tolist(), told_by(sums).tolist(), sound.tolist(), strict=True)
+            for (key, row, text), counts, told, is_sound in figures:
+                if not is_sound or told & ~text.told:
                     changed.add(key)
                     continue
                 owned.version += 1

@@ -7,11 +7,16 @@ outcomes came: then its text is taken again, with new counts, ages and stamp, at
 from __future__ import annotations
 
 import re
+from functools import cache
+from operator import itemgetter
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from minds.capacity.live import Live
 from minds.capacity.registers import READING_VALID_MS
-from minds.windows import COUNTS
+from minds.windows import COUNTS, SPANS_MS
 from schemas.fastpath import encode
 
 AGED_FOR_MS = 1_000
@@ -19,27 +24,55 @@ AGED_FOR_MS = 1_000
 _HEAD = re.compile(rb'^\{"as_of_ms":\d+,(.*?"epoch":\d+,)"version":\d+,')
 _AGE = re.compile(rb'"age_ms":(\d+)\.0')
 _WINDOWS = b'"windows":['
-_COUNTS = b",".join(b'"%s":%%d' % name.encode() for name in COUNTS)
+_SAYS_NOTHING = re.compile(rb'"[a-z_]+":\{\},')
+"""What is wholly unknown is left out: a reader takes it so."""
+_PLACES = len(SPANS_MS)
+_BITS = np.tile(1 << np.arange(len(COUNTS)), _PLACES)
 
 
 class RowText:
-    """The text of one row, while it holds. ``until_ms`` is when age alone makes it another."""
+    """The text of one row, while it holds. ``until_ms`` is when age alone makes it another, and ``told`` has
+    the bits of the counts that it tells, of COUNTS: the others are 0 in all windows."""
 
-    __slots__ = ("_ages_at_ms", "_ages_before", "_pattern", "until_ms")
+    __slots__ = ("_ages_at_ms", "_ages_before", "_chosen", "_pattern", "told", "until_ms")
 
-    def __init__(self, pattern: bytes, ages_at_ms: list[int], ages_before: int, until_ms: float) -> None:
+    def __init__(
+        self, pattern: bytes, ages_at_ms: list[int], ages_before: int, until_ms: float, told: int
+    ) -> None:
         self._pattern = pattern
         self._ages_at_ms = ages_at_ms
         self._ages_before = ages_before
+        self._chosen = _chosen(told)
         self.until_ms = until_ms
+        self.told = told
 
     def filled(self, now_ms: int, version: int, counts: list[int]) -> bytes:
         """The row of this moment; ``counts`` are those of its windows, one after the other."""
+        told = self._chosen(counts)
         if not self._ages_at_ms:
-            return self._pattern % (now_ms, version, *counts)
+            return self._pattern % (now_ms, version, *told)
         ages = [now_ms - at_ms for at_ms in self._ages_at_ms]
         before = self._ages_before
-        return self._pattern % (now_ms, version, *ages[:before], *counts, *ages[before:])
+        return self._pattern % (now_ms, version, *ages[:before], *told, *ages[before:])
+
+
+@cache
+def _chosen(told: int) -> Any:
+    """Takes the counts of these bits out of those of all windows."""
+    each = [column for column in range(len(COUNTS)) if told >> column & 1]
+    return itemgetter(*(place * len(COUNTS) + column for place in range(_PLACES) for column in each))
+
+
+@cache
+def _places_for(told: int) -> bytes:
+    names = [name for column, name in enumerate(COUNTS) if told >> column & 1]
+    return b",".join(b'"%s":%%d' % name.encode() for name in names)
+
+
+def told_by(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The bits of what is not 0 in any window, a row of windows' counts a row."""
+    found: NDArray[np.int64] = np.bitwise_or.reduce(np.where(counts != 0, _BITS, 0), axis=1)
+    return found
 
 
 def row_text(row: Any, value: bytes, live: Live, now_ms: int) -> RowText | None:
@@ -54,6 +87,9 @@ def row_text(row: Any, value: bytes, live: Live, now_ms: int) -> RowText | None:
     begin = value.find(_WINDOWS)
     if head is None or begin < 0:
         return None
+    told = 1 | sum(
+        1 << column for column, name in enumerate(COUNTS) if any(getattr(each, name) for each in row.windows)
+    )
     windows = encode(row.windows)
     end = begin + len(_WINDOWS) - 1 + len(windows)
     before, ages_at_ms = _aged(value[head.end() : begin], now_ms)
@@ -62,19 +98,19 @@ def row_text(row: Any, value: bytes, live: Live, now_ms: int) -> RowText | None:
         return None
     pattern = b'{"as_of_ms":%%d,%b"version":%%d,%b%b[%b]%b' % (
         _escaped(head.group(1)),
-        before,
+        _SAYS_NOTHING.sub(b"", before),
         _WINDOWS[:-1],
-        b",".join(_window(window) for window in row.windows),
+        b",".join(_window(window, _places_for(told)) for window in row.windows),
         after,
     )
     ages_at_ms, count = ages_at_ms + later, len(ages_at_ms)
-    return RowText(pattern, ages_at_ms, count, _holds_until_ms(ages_at_ms, now_ms))
+    return RowText(pattern, ages_at_ms, count, _holds_until_ms(ages_at_ms, now_ms), told)
 
 
-def _window(window: Any) -> bytes:
+def _window(window: Any, places: bytes) -> bytes:
     shapes = [(name, getattr(window, name)) for name in ("ttft_ms", "tpot_ms", "queue_ms")]
     known = [b',"%b":%b' % (name.encode(), encode(shape)) for name, shape in shapes if shape is not None]
-    return b'{"span_ms":%b,%b%b}' % (encode(window.span_ms), _COUNTS, b"".join(known))
+    return b'{"span_ms":%b,%b%b}' % (encode(window.span_ms), places, b"".join(known))
 
 
 def _escaped(text: bytes) -> bytes:

@@ -10,11 +10,13 @@ each slot once a key has fallen silent: they lag, they never stay wrong. Keys re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from minds.capacity.cell_columns import CellColumns, cells_together
 from minds.capacity.folds import Delta, State, add, new_state, ranks_of
+from minds.capacity.kept_cells import Together
 from minds.capacity.plausible import QUARANTINE_MS, impossible_rate
 from minds.capacity.registers import RankRegister, Ranks, rates_of
 from minds.capacity.signals import SignalReadings
@@ -128,19 +130,28 @@ class Live:
         self._changes += 1
         return self.lane if self._filled else -1
 
-    def _settle(self) -> None:
-        """Merge what was kept for later."""
+    def settle(self, key: str, kept: Mapping[str, Together]) -> None:
+        """Merge what was kept for later: by the sums of ``kept`` (by source) where they are of just that."""
+        if self._pending:
+            self._settle(key, kept)
+
+    def _settle(self, key: str = "", kept: Mapping[str, Together] = MappingProxyType({})) -> None:
         pending, self._pending = self._pending, []
         by_source: dict[str, list[tuple[int, Interval, CellColumns, int]]] = {}
-        for kept in pending:
-            by_source.setdefault(kept[1].source, []).append(kept)
-        for each in by_source.values():
-            offset, interval, columns, place = each[-1]
-            earlier = [(columns, place) for _, _, columns, place in each[:-1]]
-            before = None
-            if earlier:
-                before = Delta(max(c.mark_ms for c, _ in earlier), cells_together(earlier))
-            delta = Delta(columns.mark_ms, cells_together([(columns, place)]))
+        for each in pending:
+            by_source.setdefault(each[1].source, []).append(each)
+        for source, mine in by_source.items():
+            offset, interval, newest, place = mine[-1]
+            earlier = [(columns, place) for _, _, columns, place in mine[:-1]]
+            mark_ms = max([columns.mark_ms for columns, _ in earlier], default=0)
+            if (
+                (sums := kept.get(source)) is not None
+                and sums.newest is newest
+                and sums.times[key] == len(earlier) > 0
+            ):
+                earlier = [(sums.before, sums.places[key])]
+            before = Delta(mark_ms, cells_together(earlier)) if earlier else None
+            delta = Delta(newest.mark_ms, cells_together([(newest, place)]))
             apply_in_turn(self._state, offset, interval, before, delta, add)
 
     def apply(
@@ -281,7 +292,7 @@ class Live:
     def _summed(self, place: int, now_ms: int) -> list[int]:
         """A window's counts, straight from the state."""
         total = Cell()
-        for cell in self._cells(place, now_ms // SLOTS_MS[place]):
+        for cell in self._cells(place, now_ms // SLOTS_MS[place], self.state):
             add_counts(total, cell)
         return [getattr(total, name) for name in COUNTS]
 
@@ -314,7 +325,8 @@ class Live:
         slot = now_ms // SLOTS_MS[place]
         stale = silent and (shape.slot != slot or shape.change != self._changes)
         if stale or now_ms - shape.read_at_ms >= REFRESH_MS[place]:
-            cells = list(self._cells(place, slot))
+            # What a busy key keeps for later is a second's: its percentiles wait that long, and nobody else.
+            cells = list(self._cells(place, slot, self.state if silent else self._state))
             shape.ttft = _percentiles(b"".join([cell.ttft for cell in cells]))
             shape.tpot = _percentiles(b"".join([cell.tpot for cell in cells]))
             shape.queue = _percentiles(b"".join([cell.queue for cell in cells]))
@@ -323,10 +335,10 @@ class Live:
             shape.slot, shape.change = slot, self._changes
         return shape
 
-    def _cells(self, place: int, last: int) -> Iterator[Cell]:
+    def _cells(self, place: int, last: int, state: State) -> Iterator[Cell]:
         """All cells of the window's slots, closed and open, of the boots that count."""
         slot_ms, first = SLOTS_MS[place], last - _SLOTS[place] + 1
-        state, boots = self.state, self.boots
+        boots = self.boots
         for boot, rings in state.closed.rings.items():
             if boots is None or boot in boots:
                 yield from cells_of(rings, slot_ms, first, last)
