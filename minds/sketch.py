@@ -16,7 +16,9 @@ windows are half as many as at 1%.
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -94,10 +96,38 @@ def quantiles(sketch: Sketch, shares: tuple[float, ...]) -> list[float] | None:
     """
     if not sketch:
         return None
-    grown = np.cumsum(_dense(sketch))
-    last = grown[-1] - 1
-    places = np.searchsorted(grown, [share * last for share in shares], side="right")
-    return [2.0 * _GAMMA ** (place + LOWEST_BIN) / (_GAMMA + 1.0) for place in places.tolist()]
+    places = _ranked(np.frombuffer(sketch, "<i2"), np.array(shares))
+    if not len(places):
+        raise ValueError("A sketch counts bins that there are not.")
+    return [2.0 * _GAMMA**place / (_GAMMA + 1.0) for place in places.tolist()]
+
+
+@numba.njit(cache=True, nogil=True)
+def _ranked(pairs: Any, shares: Any) -> Any:
+    """The bins at these shares, which rise; none where a bin is none of ours."""
+    counts = np.zeros(BINS, np.int64)
+    total = np.int64(0)
+    for at in range(0, len(pairs) - 1, 2):
+        place = np.int64(pairs[at]) - LOWEST_BIN
+        if not 0 <= place < BINS:
+            return np.empty(0, np.int64)
+        count = np.int64(pairs[at + 1]) & FULL
+        counts[place] += count
+        total += count
+    found = np.empty(len(shares), np.int64)
+    reached, grown = 0, np.int64(counts[0])
+    for number in range(len(shares)):
+        rank = shares[number] * (total - 1)
+        while grown <= rank and reached < BINS - 1:
+            reached += 1
+            grown += counts[reached]
+        found[number] = reached + LOWEST_BIN
+    return found
+
+
+def warm_up() -> None:
+    """Compile, or load what was compiled before: seconds the first time."""
+    quantiles(_pair(0, 1), tuple(SHARES.values()))
 
 
 def percentiles(sketch: Sketch) -> Percentiles | None:

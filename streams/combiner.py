@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import structlog
@@ -181,8 +183,8 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
         began, events, wait_s = loop.time(), 0, 0.0
         while events < MAX_EVENTS and not self._broken:
             batches = await fetch_batches(consumer, wait_s)
-            for batch in batches:
-                events += await self._take(batch)
+            for tp, each in groupby(batches, key=attrgetter("tp")):
+                events += await self._take(tp, list(each))
             self._read_events = events
             behind = self._behind(consumer)
             if behind > max(events, FAR_BEHIND):
@@ -193,18 +195,18 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
             last_s = LAST_FETCH_S if 2 * events >= self._usual else MISSED_FETCH_S
             wait_s = flush_s if behind else last_s
 
-    async def _take(self, batch: RecordBatch) -> int:
-        """Fold a batch; returns how many events it held."""
-        source = self._sources.get(batch.tp)
+    async def _take(self, tp: TopicPartition, batches: list[RecordBatch]) -> int:
+        """Fold batches of one source; returns how many events they held."""
+        source = self._sources.get(tp)
         if source is None:
             return 0
-        taken, refused = source.take(batch, self._bounds)
-        if batch.tp.topic == DECISIONS.name:  # the closer counts them, and puts bad ones aside
+        taken, refused = source.take(batches, self._bounds)
+        if tp.topic == DECISIONS.name:  # the closer counts them, and puts bad ones aside
             return taken + len(refused)
-        self._events[batch.tp.topic].inc(taken)
-        self._dead.accepted(len(batch) - len(refused))
+        self._events[tp.topic].inc(taken)
+        self._dead.accepted(sum(map(len, batches)) - len(refused))
         for record, reason in refused:
-            await self._put_aside(batch.tp, record, reason)
+            await self._put_aside(tp, record, reason)
         return taken + len(refused)
 
     async def _put_aside(self, tp: TopicPartition, record: Any, refused: Refused) -> None:

@@ -12,7 +12,9 @@ from minds.capacity.cell_columns import CellColumns
 from minds.capacity.columns import ColumnFold, Keys
 from minds.capacity.columns import warm_up as warm_up_columns
 from minds.capacity.folds import Delta, fold_decision, fold_kv_event, fold_telemetry, parse_key
+from minds.capacity.kept_cells import warm_up as warm_up_kept_cells
 from minds.capacity.outcomes import FIELDS, OPTIONAL, OutcomeFold, keys_are_sound, names_are_sound
+from minds.capacity.window_bank import warm_up as warm_up_windows
 from minds.windows import LATE_AFTER_MS
 from schemas.codec import Refused, decode_events
 from schemas.projections import ProjectedReader
@@ -56,9 +58,11 @@ class Outcomes:
 
 
 def warm_up() -> None:
-    """Compile what stage one runs, or load what was compiled before: seconds the first time."""
+    """Compile what both stages run, or load what was compiled before: seconds the first time."""
     warm_up_columns()
     warm_up_reader()
+    warm_up_kept_cells()
+    warm_up_windows()
 
 
 class RecordLike(Protocol):
@@ -121,31 +125,41 @@ class SourceInterval:
         """Those cells, by partition of rollups."""
         return {} if self._columns is None else self._columns.cells(self.mark_ms)
 
-    def take(self, batch: RecordBatch, bounds: ClockBounds) -> tuple[int, list[RefusedRecord]]:
-        """Fold the records of a batch that were not read before, in order.
+    def take(self, batches: Sequence[RecordBatch], bounds: ClockBounds) -> tuple[int, list[RefusedRecord]]:
+        """Fold the records of batches that were not read before, in order.
 
         Returns how many events they held, and which could not be used as a whole; what could be used of those
         is folded even then. All have been read: ``upto`` moves past them.
         """
-        first = self.upto
-        if batch.next_offset <= first:
-            return 0, []
-        self.upto = batch.next_offset
-        self.mark_ms = max(self.mark_ms, batch.last_ms)
-        if self.topic != OUTCOMES.name:
-            records = [record for record in batch.records if record.offset >= first]
-            fold = self._telemetry if self.topic == TELEMETRY.name else self._others
-            return self._each(records, fold, bounds)
-        read = self.reading.reader.read(
+        events, refused = 0, list[RefusedRecord]()
+        for batch in batches:
+            first = self.upto
+            if batch.next_offset <= first:
+                continue
+            self.upto = batch.next_offset
+            self.mark_ms = max(self.mark_ms, batch.last_ms)
+            if self.topic == OUTCOMES.name:
+                odd = self._add(batch, bounds, first)
+                records, fold = [batch.records[place] for place in odd] if odd else [], self._outcome
+            else:
+                records = [record for record in batch.records if record.offset >= first]
+                fold = self._telemetry if self.topic == TELEMETRY.name else self._others
+            some, wrong = self._each(records, fold, bounds)
+            events += some
+            refused += wrong
+        if self.topic == OUTCOMES.name:
+            read = self.reading.reader.taken([], 0)
+            if self._columns is None:
+                self._columns = ColumnFold(self.reading.keys)
+            self._columns.take(read)
+            events += len(read)
+        return events, refused
+
+    def _add(self, batch: RecordBatch, bounds: ClockBounds, first: int) -> list[int]:
+        odd, _ = self.reading.reader.add(
             batch, batch.last_ms - LATE_AFTER_MS, batch.first_ms + bounds.ahead_ms, first
         )
-        if self._columns is None:
-            self._columns = ColumnFold(self.reading.keys)
-        self._columns.take(read)
-        if not read.odd:
-            return len(read), []
-        events, refused = self._each([batch.records[place] for place in read.odd], self._outcome, bounds)
-        return len(read) + events, refused
+        return odd
 
     def next(self) -> None:
         """Start the next interval: this one is committed."""

@@ -63,8 +63,6 @@ class Read:
     work_tokens: NDArray[np.float64]
     odd: list[int]
     records: int
-    first_ms: int
-    last_ms: int
 
     def __len__(self) -> int:
         return len(self.name)
@@ -95,12 +93,21 @@ class OutcomeReader:
 
         Raises CorruptRecordException for a batch that is not what it says.
         """
+        odd, records = self.add(batch, not_before_ms, not_after_ms, from_offset)
+        return self.taken(odd, records)
+
+    def add(
+        self, batch: RecordBatch, not_before_ms: float, not_after_ms: float, from_offset: int
+    ) -> tuple[list[int], int]:
+        """As ``read``, but the events are left for ``taken``: a call for each batch would cost more than its
+        events. Returns the places of its odd records, and how many records there were.
+        """
         scan, state = batch.scan, self._state
-        state[kernel.COUNT] = state[kernel.ODD] = 0
+        state[kernel.ODD] = 0
         if scan is None:
             offsets = [record.offset for record in batch.records]
             odd = [number for number, offset in enumerate(offsets) if offset >= from_offset]
-            return self._told(odd, len(odd), batch)
+            return odd, len(odd)
         table = scan.table
         records = len(table)
         if records > len(self._odd):
@@ -118,10 +125,12 @@ class OutcomeReader:
         self._names.note()
         if records and table[0, OFFSET] < from_offset:
             records = int((table[:, OFFSET] >= from_offset).sum())
-        return self._told(self._odd[: state[kernel.ODD]].tolist(), records, batch)
+        return self._odd[: state[kernel.ODD]].tolist() if state[kernel.ODD] else [], records
 
-    def _told(self, odd: list[int], records: int, batch: RecordBatch) -> Read:
+    def taken(self, odd: list[int], records: int) -> Read:
+        """The events that were added since the last call."""
         kept = self._columns[:, : self._state[kernel.COUNT]].copy()
+        self._state[kernel.COUNT] = 0
         name, cause, within_slo, at_ms, output_tokens, wasted_tokens, deadline_at_ms = kept[:7]
         ttft_ms, tpot_ms, queue_ms, work_tokens = kept[7:].view(np.float64)
         return Read(
@@ -138,8 +147,6 @@ class OutcomeReader:
             work_tokens=work_tokens,
             odd=odd,
             records=records,
-            first_ms=batch.first_ms,
-            last_ms=batch.last_ms,
         )
 
     def _room_for(self, events: int) -> None:

@@ -127,8 +127,9 @@ class Publisher:
                 return
             self._owned[partition] = owned
         self._tidy()
-        changed, self._stage.changed = self._stage.changed, set()
-        counted, self._stage.counted = self._stage.counted, {}
+        table = self._stage.table
+        changed, table.changed = table.changed, set()
+        counted, table.counted = table.counted, {}
         registry, self._registry = self._registry, set()
         self._recount(counted, changed)
         await self._instances(changed, registry)
@@ -238,7 +239,7 @@ class Publisher:
                     lanes.append(live.lane)
             if not lanes:
                 continue
-            sums, sound = self._stage.counts(lanes, now)
+            sums, sound = self._stage.table.counts(lanes, now)
             figures = zip(texts, sums.tolist(), told_by(sums).tolist(), sound.tolist(), strict=True)
             for (key, row, text), counts, told, is_sound in figures:
                 if not is_sound or told & ~text.told:

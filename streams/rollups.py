@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 import numpy as np
 
-from minds.capacity.cell_columns import WIDTH, CellColumns, cells_together, join_cells
+from minds.capacity.cell_columns import WIDTH, CellColumns
 from minds.capacity.folds import Delta, parse_key
+from minds.capacity.partials import Cells, Grouped, with_partials
 from minds.merge import Interval, Partial
 from schemas.base import header_of
 from schemas.codec import Headers, Refused, schema_header, unknown_schema
@@ -55,15 +54,6 @@ class WireRollup(msgspec.Struct):
     combiner: str
     at_ms: int
     segments: list[WireSegment]
-
-
-class Cells(NamedTuple):
-    """The cells that a source's interval adds to keys of which the rollup tells nothing else."""
-
-    interval: Interval
-    columns: CellColumns
-    others: frozenset[int]
-    """The places of keys of which it does: their cells are with their partials."""
 
 
 _HEADER = header_of(Rollup)
@@ -132,9 +122,7 @@ def unpacked(cells: WireCells) -> CellColumns:
     return columns
 
 
-def decode_partials(
-    headers: Headers, value: bytes | None
-) -> tuple[int, dict[str, list[Partial[Delta]]], list[Cells]]:
+def decode_partials(headers: Headers, value: bytes | None) -> tuple[int, Grouped, list[Cells]]:
     """A rollup's time, its partials, key by key, and the cells of further keys. Raises Refused."""
     header = schema_header(headers)
     if header not in _HEADERS:
@@ -143,7 +131,7 @@ def decode_partials(
         raise Refused("unparseable", f"{ROLLUPS.name}: the record has no value.")
     try:
         rollup = _DECODER.decode(value)
-        grouped: dict[str, list[Partial[Delta]]] = {}
+        grouped: Grouped = {}
         cells: list[tuple[Interval, CellColumns]] = []
         for segment in rollup.segments:
             source, generation, base, upto = segment.source, segment.generation, segment.base, segment.upto
@@ -166,30 +154,3 @@ def decode_partials(
             kind = "impossible_value"
         raise Refused(kind, f"{ROLLUPS.name}: {error}."[:500]) from None  # type: ignore[arg-type]
     return rollup.at_ms, grouped, further
-
-
-def with_partials(
-    grouped: dict[str, list[Partial[Delta]]],
-    interval: Interval,
-    columns: CellColumns,
-    *,
-    every: bool = False,
-) -> Cells:
-    """Put the cells of keys that have partials already to those (with ``every``, of all keys): a key takes
-    what a rollup tells of it at once or not at all."""
-    others = set()
-    for place, key in enumerate(columns.keys):
-        held = grouped.get(key)
-        if held is None:
-            if not every:
-                continue
-            held = grouped[key] = []
-        others.add(place)
-        mine = cells_together([(columns, place)])
-        for partial in held:
-            if partial.source == interval.source:
-                join_cells(partial.delta.cells, mine)
-                break
-        else:
-            held.append(Partial(*interval, Delta(columns.mark_ms, mine)))
-    return Cells(interval, columns, frozenset(others))

@@ -22,6 +22,7 @@ from minds.capacity.in_flight import count_slot
 from minds.capacity.in_flight_columns import ends_by_slot
 from minds.capacity.in_flight_columns import warm_up as warm_up_ends
 from minds.sketch import BINS, FULL, LONGEST_MS, LOWEST_BIN, PER_LOG, SMALLEST_MS
+from minds.sketch import warm_up as warm_up_sketches
 from minds.windows import COUNTS, FINE_MS, SKETCHES
 from schemas.outcomes import CAUSES
 
@@ -346,3 +347,4 @@ def warm_up() -> None:
     _rows(none, nothing, np.zeros(0, np.int8), nothing, nothing, np.zeros(0, np.bool_), _CAUSE_COLUMNS)
     _sketches(np.zeros(0, np.float64), np.zeros(0, np.int32), 0)
     warm_up_ends()
+    warm_up_sketches()

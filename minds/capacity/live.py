@@ -21,7 +21,7 @@ from minds.capacity.plausible import QUARANTINE_MS, impossible_rate
 from minds.capacity.registers import RankRegister, Ranks, rates_of
 from minds.capacity.signals import SignalReadings
 from minds.capacity.window_bank import ALL_BOOTS, PLACES, SLOTS_MS, WIDTH, CellRows, WindowBank
-from minds.merge import Interval, Partial, apply_in_turn, apply_rollup
+from minds.merge import Interval, Open, Partial, apply_in_turn, apply_rollup
 from minds.sketch import published
 from minds.windows import COUNTS, FINE_MS, SPANS_MS, Cell, add_counts, cells_of
 from schemas.fastpath import struct_of
@@ -56,7 +56,6 @@ class Live:
     __slots__ = (
         "_bank",
         "_changes",
-        "_filled",
         "_impossible",
         "_jumped",
         "_pending",
@@ -68,6 +67,7 @@ class Live:
         "_state",
         "boots",
         "changed_at_ms",
+        "filled",
         "heard_at_ms",
         "knee_tokens_per_s",
         "lane",
@@ -86,7 +86,8 @@ class Live:
         self._bank = bank if bank is not None else WindowBank()
         self.lane = -1
         """Its lane of the bank; negative while it has had no outcomes."""
-        self._filled = False
+        self.filled = False
+        """Whether the lane holds what the state does."""
         self.boots: tuple[str, ...] | None = None
         self._changes = 0
         self._shapes = (_Shape(), _Shape(), _Shape())
@@ -112,13 +113,16 @@ class Live:
         """The offset of the last rollup that it took, but for what it keeps for later."""
         return self._state.applied
 
-    def holds(self, source: str, base: int) -> bool:
-        """Whether the newest that it took of this source began at this offset."""
-        for _, interval, *_ in reversed(self._pending):
-            if interval.source == source:
-                return interval.base == base
-        held = self._state.open.get(source)
-        return held is not None and held.base == base
+    def awaits(self, interval: Interval) -> bool:
+        """Whether the interval comes in turn: it replaces nothing of what was taken, and is no zombie's."""
+        newest: Interval | Open[Delta] | None = self._state.open.get(interval.source)
+        for _, kept, *_ in reversed(self._pending):
+            if kept.source == interval.source:
+                newest = kept
+                break
+        if newest is None:
+            return True
+        return interval.generation >= newest.generation and interval.base >= newest.upto
 
     def keep(self, offset: int, interval: Interval, columns: CellColumns, place: int, now_ms: int) -> int:
         """Take a partial later: the cells of ``columns`` at ``place``, of an interval that comes in turn.
@@ -128,7 +132,7 @@ class Live:
         self._pending.append((offset, interval, columns, place))
         self.changed_at_ms = now_ms
         self._changes += 1
-        return self.lane if self._filled else -1
+        return self.lane if self.filled else -1
 
     def settle(self, key: str, kept: Mapping[str, Together]) -> None:
         """Merge what was kept for later: by the sums of ``kept`` (by source) where they are of just that."""
@@ -176,8 +180,8 @@ class Live:
         if told or not usual:
             self._look()
         if not usual:
-            self._filled = False
-        elif self._filled:
+            self.filled = False
+        elif self.filled:
             mine = rows if rows is not None else CellRows()
             for partial in partials:
                 for boot, slots in partial.delta.cells.items():
@@ -201,14 +205,14 @@ class Live:
         """Give its lane back; nothing is to be asked of it any more."""
         if self.lane >= 0:
             self._bank.release(self.lane)
-            self.lane, self._filled = -1, False
+            self.lane, self.filled = -1, False
 
     def of_boots(self, boots: tuple[str, ...] | None) -> None:
         """Which boots count from now on."""
         if boots != self.boots:
             self.boots, self._rates, self._reckoned = boots, {}, False
             self.knee_tokens_per_s = None
-            self._filled = False
+            self.filled = False
             self._shapes = (_Shape(), _Shape(), _Shape())
 
     def rates(self, ranks: Iterable[RankRegister], now_ms: int) -> dict[str, tuple[float, float]]:
@@ -257,20 +261,20 @@ class Live:
 
     def counts(self, now_ms: int) -> list[list[int]]:
         """The windows' counts, in the order of minds.windows.COUNTS."""
-        if not self._filled:
+        if not self.filled:
             self._fill(now_ms)
         if self.lane < 0:
             return [NO_COUNTS] * PLACES
         bank = self._bank
         bank.roll_one(self.lane, now_ms)
         if bank.ahead[self.lane]:
-            self._filled = False  # it may fit the next time
+            self.filled = False  # it may fit the next time
             return [self._summed(place, now_ms) for place in range(PLACES)]
         found: list[list[int]] = bank.sums[self.lane].tolist()
         return found
 
     def _fill(self, now_ms: int) -> None:
-        self._filled = True
+        self.filled = True
         slots: list[tuple[int, bool, Cell]] = []
         state, boots = self.state, self.boots
         for boot, rings in state.closed.rings.items():
@@ -283,7 +287,7 @@ class Live:
                     slots += [(slot, True, cell) for slot, cell in fine.items()]
         if self.lane < 0:
             if not state.closed.rings and not any(held.delta.cells for held in state.open.values()):
-                self._filled = False
+                self.filled = False
                 return
             self.lane = self._bank.lane()
         self._bank.boot[self.lane] = ALL_BOOTS if boots is None else self._bank.number_of(boots[-1])
@@ -297,11 +301,8 @@ class Live:
         return [getattr(total, name) for name in COUNTS]
 
     def shapes_due(self, now_ms: int) -> bool:
-        """Whether percentiles are to be read again."""
-        return any(
-            now_ms - shape.read_at_ms >= refresh_ms
-            for shape, refresh_ms in zip(self._shapes, REFRESH_MS, strict=True)
-        )
+        """Whether percentiles are to be read again: the shortest window's, and others along with them."""
+        return now_ms - self._shapes[0].read_at_ms >= REFRESH_MS[0]
 
     def stats(self, now_ms: int) -> list[Any]:
         """The windows' figures as structs of schemas.readings.WindowStats."""
@@ -332,7 +333,7 @@ class Live:
             shape.queue = _percentiles(b"".join([cell.queue for cell in cells]))
             first = shape.read_at_ms == 0
             shape.read_at_ms = now_ms - int(self._phase * REFRESH_MS[place]) if first else now_ms
-            shape.slot, shape.change = slot, self._changes
+            shape.slot, shape.change = slot, self._changes if silent else -1
         return shape
 
     def _cells(self, place: int, last: int, state: State) -> Iterator[Cell]:

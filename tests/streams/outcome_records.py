@@ -71,5 +71,5 @@ def read_all(batch: RecordBatch, reader: OutcomeReader | None = None) -> Read:
                 assert np.isnan(figure) if told is None else float(figure).hex() == float(told).hex()
             at += 1
     assert at == len(read)
-    assert (read.records, read.first_ms, read.last_ms) == (len(batch), batch.first_ms, batch.last_ms)
+    assert read.records == len(batch)
     return read

@@ -8,7 +8,9 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from minds.capacity.folds import State, add, instance_key, new_state, parse_key, value_of
+from minds.capacity.cell_columns import add_cells
+from minds.capacity.folds import Delta, State, add, instance_key, new_state, parse_key, value_of
+from minds.capacity.partials import as_partials
 from minds.merge import apply_rollup
 from minds.windows import window_stats
 from schemas.codec import Refused, decode_events, envelope_headers, headers_for, to_json
@@ -64,15 +66,22 @@ def batch_of(*records: Record) -> RecordBatch:
 
 
 def take(mine: SourceInterval, *records: Record) -> tuple[int, list[Refused]]:
-    events, refused = mine.take(batch_of(*records), BOUNDS)
+    events, refused = mine.take([batch_of(*records)], BOUNDS)
     return events, [reason for _, reason in refused]
+
+
+def deltas_of(mine: SourceInterval) -> dict[str, Delta]:
+    deltas = mine.deltas
+    for cells in mine.cells.values():
+        add_cells(deltas, cells)
+    return deltas
 
 
 def test_a_batch_that_was_read_in_part_goes_on_behind_that() -> None:
     mine = source()
     records = [record(offset, [an_outcome(f"d{offset}", "m@v1")]) for offset in (8, 9, 10, 11)]
     assert take(mine, *records) == (2, [])
-    assert (mine.upto, mine.deltas[instance_key("m@v1", "i-1")].mark_ms) == (12, records[-1].timestamp)
+    assert (mine.upto, deltas_of(mine)[instance_key("m@v1", "i-1")].mark_ms) == (12, records[-1].timestamp)
 
 
 def test_what_is_odd_goes_the_slow_way_and_counts_as_well() -> None:
@@ -83,7 +92,7 @@ def test_what_is_odd_goes_the_slow_way_and_counts_as_well() -> None:
     gone = Record(12, b"{}")
     events, refused = take(mine, plain, odd, gone)
     assert (events, [reason.kind for reason in refused]) == (2, ["impossible_value"])
-    cells = mine.deltas[instance_key("m@v1", "i-1")].cells["b0"]
+    cells = deltas_of(mine)[instance_key("m@v1", "i-1")].cells["b0"]
     assert sum(cell.attempts for cell in cells.values()) == 2
 
 
@@ -92,7 +101,7 @@ def test_names_are_forgotten_once_there_are_too_many(monkeypatch: pytest.MonkeyP
     mine = source()
     for offset, names in ((10, ("a", "b", "c")), (11, ("c", "a"))):
         take(mine, record(offset, [an_outcome(f"d-{name}", "m@v1", instance=name) for name in names]))
-        found = {key: delta for key, delta in mine.deltas.items() if key.startswith("i|")}
+        found = {key: delta for key, delta in deltas_of(mine).items() if key.startswith("i|")}
         assert set(found) == {instance_key("m@v1", name) for name in names}
         mine.next()
         mine.reading.forget_names()
@@ -106,7 +115,7 @@ def test_a_record_is_folded_once_and_moves_the_interval() -> None:
     assert take(mine, record(12, [an_outcome("again", "m@v1")])) == (0, [])
     assert (mine.base, mine.upto) == (10, 13)
     mine.next()
-    assert (mine.base, mine.upto, mine.deltas) == (13, 13, {})
+    assert (mine.base, mine.upto, deltas_of(mine)) == (13, 13, {})
 
 
 def test_a_refused_record_has_been_read_all_the_same() -> None:
@@ -125,7 +134,7 @@ def test_a_wrong_clock_is_refused_and_the_others_used(off_ms: int, side: str) ->
     _, refused = take(mine, both)
     assert side in refused[0].reason
     assert refused[0].kind == "wrong_clock"
-    assert mine.deltas[instance_key("m@v1", "i-1")].cells["b0"][good.at_ms // 1000].attempts == 1
+    assert deltas_of(mine)[instance_key("m@v1", "i-1")].cells["b0"][good.at_ms // 1000].attempts == 1
 
 
 @pytest.mark.parametrize("target", [200, 512 * 1024])
@@ -146,7 +155,10 @@ def test_rollups_hold_every_key_once_whatever_their_size(
         headers = tuple(headers_for(Rollup))
         for rollup in decode_events(ROLLUPS, headers, value).events:  # as the contract has it
             assert {(segment.generation, segment.base) for segment in rollup.segments} == {(7, 10)}
-        for key, parts in decode_partials(headers, value)[1].items():
+        _, grouped, cells = decode_partials(headers, value)
+        for each in cells:
+            as_partials(grouped, each)
+        for key, parts in grouped.items():
             assert rollup_partition(parse_key(key).pool) == partition
             assert apply_rollup(states.setdefault(key, new_state()), offset, parts, add)
     for kind in ("i", "r"):

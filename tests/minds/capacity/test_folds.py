@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +31,7 @@ from minds.windows import LATE_AFTER_MS, compact, window_stats
 from schemas.outcomes import CAUSES, Outcome
 from schemas.readings import EngineCounters, EngineGauges, Reading
 from schemas.telemetry import Telemetry
+from tests.minds.capacity.outcome_columns import columns_of
 
 T0 = 1_796_000_000_000
 POOL = "m@v1"
@@ -209,30 +207,6 @@ def in_order(deltas: dict[str, Delta]) -> dict[str, Delta]:
         for slots in delta.cells.values():
             compact(slots)
     return deltas
-
-
-def columns_of(outcomes: list[Outcome], names: list[Name]) -> Any:
-    numbers = []
-    for each in outcomes:
-        name = (each.pool, each.instance, each.instance_boot, each.region or each.entry_region)
-        if name not in names:
-            names.append(name)
-        numbers.append(names.index(name))
-
-    def array(field: str, unknown: float, kind: str) -> Any:
-        values = [getattr(each, field) for each in outcomes]
-        return np.array([unknown if value is None else value for value in values], kind)
-
-    return SimpleNamespace(
-        name=np.array(numbers, "i4"),
-        at_ms=array("at_ms", 0, "i8"),
-        cause=np.array([CAUSES.index(each.cause) for each in outcomes], "i1"),
-        **{
-            field: array(field, math.nan, "f8") for field in ("ttft_ms", "tpot_ms", "queue_ms", "work_tokens")
-        },
-        **{field: array(field, -1, "i8") for field in ("output_tokens", "wasted_tokens", "deadline_at_ms")},
-        within_slo=array("within_slo", False, "?"),
-    )
 
 
 def test_a_delta_that_is_none_is_refused() -> None:

@@ -11,41 +11,60 @@ single-threaded fold of the same log publishes.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import pytest
 
+from minds.capacity.cell_columns import CellColumns
+from minds.capacity.columns import ColumnFold, Keys, Name
 from minds.capacity.folds import (
     Delta,
     State,
     add,
     decode_state,
     encode_state,
+    fold_decision,
+    fold_kv_event,
     fold_outcome,
     fold_telemetry,
     new_state,
     parse_key,
 )
-from minds.capacity.live import Live
+from minds.capacity.live import SILENT_MS, Live
 from minds.capacity.outcomes import FIELDS, OutcomeFold, names_are_sound
+from minds.capacity.partials import Grouped, with_partials
 from minds.capacity.rows import Grants, Stamp, instance_row, members_of, region_row
-from minds.merge import Partial
+from minds.capacity.table import CapacityTable
+from minds.merge import Interval, Partial
 from minds.windows import LATE_AFTER_MS
+from schemas.base import header_of
+from schemas.caches import KvEvent
 from schemas.codec import Refused, decode_events, to_json
+from schemas.decisions import Decision
 from schemas.endpoints import EndpointRow
 from schemas.fastpath import encode
 from schemas.outcomes import CAUSES, Outcome
+from schemas.prefixes import PrefixKey
 from schemas.projections import ProjectedReader
-from schemas.topics import OUTCOMES, TELEMETRY
+from schemas.topics import DECISIONS, KV, OUTCOMES, TELEMETRY, topic
+from tests.minds.capacity.outcome_columns import columns_of
 
 T0 = 1_796_000_000_000
 SCHEDULES = 1_000
 BOUNDS_MS = 300_000
 READER = ProjectedReader(OUTCOMES, FIELDS)
-OUTCOME, TELEMETRY_HEADER = (("schema", b"outcome/1"),), (("schema", b"telemetry/1"),)
+OUTCOME = (("schema", b"outcome/1"),)
+HEADERS = {t.name: (("schema", header_of(t.model).encode()),) for t in (TELEMETRY, DECISIONS, KV)}
 POOLS = ("a@v1", "b@v2")
+FOLDS = {
+    OUTCOMES.name: fold_outcome,
+    TELEMETRY.name: fold_telemetry,
+    DECISIONS.name: fold_decision,
+    KV.name: fold_kv_event,
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +102,8 @@ def draw_outcome(rng: random.Random, now: int) -> bytes:
             ttft_ms=rng.choice([None, rng.lognormvariate(5, 1)]), tpot_ms=rng.choice([None, 0.0, 20.0]),
             queue_ms=rng.choice([None, 0.0, 3.5]),
             output_tokens=rng.choice([None, 0, 9, 300]), wasted_tokens=rng.choice([None, 0, 5]),
-            ttft_slo_ms=1.0, tpot_slo_ms=1.0, deadline_at_ms=T0, within_slo=cause == "ok",
+            ttft_slo_ms=1.0, tpot_slo_ms=1.0, deadline_at_ms=deadline(rng, now), within_slo=cause == "ok",
+            work_tokens=rng.choice([None, 10.5, 400.0]),
         )
     )  # fmt: skip
 
@@ -100,23 +120,61 @@ def draw_telemetry(rng: random.Random, now: int, totals: dict[str, float]) -> by
         b'{"instance":"%s","boot":"b%d","boot_started_at_ms":%d,"engine":"vllm","region":"eu","pools":["%s"],'
         b'"at_ms":%d,"reachable":%s,"rank":%d,"gauges":{"%s":{"value":%s,"quality":"fresh","age_ms":0.0},'
         b'"kv_usage_ratio":{"value":%s,"quality":"fresh","age_ms":5.0}},'
-        b'"counters":{"generation_tokens_total":{"value":%.1f,"quality":"fresh","age_ms":0.0}}}'
+        b'"counters":{"generation_tokens_total":{"value":%.1f,"quality":"fresh","age_ms":0.0}},'
+        b'"latencies":[{"name":"ttft","bounds_ms":[10.0,200.0],"counts":[%d,%d,%d],"sum_ms":0.0}]}'
     ) % (
         name.encode(), boot, T0 - 60_000 + boot, rng.choice(POOLS).encode(), now - rng.randrange(3_000),
         rng.choice([b"true", b"true", b"false"]), rng.randrange(2), gauge.encode(), waiting.encode(),
         rng.choice([b"0.5", b"0.9", b"1.5"]), totals[key],
+        totals[key] // 2, totals[key] // 3, totals[key] // 7,
     )  # fmt: skip
 
 
+def draw_decision(rng: random.Random, now: int) -> bytes:
+    return to_json(
+        Decision(
+            decision_id="d", intent_id="n", intent_inferred=False, attempt=1, at_ms=now,
+            intent_started_at_ms=now, deadline_at_ms=deadline(rng, now), router="r", router_boot="b",
+            tenant="t", service_class="c", pool=rng.choice(POOLS), entry_region="eu",
+            verdict=rng.choice(["dispatched", "dispatched", "shed"]), region="eu",
+            instance=f"i{rng.randrange(3)}", instance_boot=rng.choice(["b0", "b1", None]), ttft_slo_ms=1.0,
+            tpot_slo_ms=1.0, work_tokens=rng.choice([0.0, 10.5, 400.0]),
+        )
+    )  # fmt: skip
+
+
+def draw_kv_event(rng: random.Random, now: int) -> bytes:
+    blocks = [f"{rng.randrange(2**64):016x}" for _ in range(rng.randint(1, 3))]
+    prefix = PrefixKey(scheme="tok:t:16", salt_id="s", blocks=blocks)
+    kind = rng.choice(["stored", "removed", "removed", "cleared"])
+    return to_json(
+        KvEvent(
+            instance=f"i{rng.randrange(3)}", boot=f"b{rng.randrange(2)}", pool=rng.choice(POOLS), at_ms=now,
+            engine_seq=1, kind=kind, prefix=None if kind == "cleared" else prefix,
+        )
+    )  # fmt: skip
+
+
+def deadline(rng: random.Random, now: int) -> int:
+    return now // 60_000 * 60_000 + rng.choice([1_000, 30_000, 90_000])
+
+
+DRAWS: dict[str, Callable[[random.Random, int, dict[str, float]], bytes]] = {
+    OUTCOMES.name: lambda rng, now, _: draw_outcome(rng, now),
+    TELEMETRY.name: draw_telemetry,
+    DECISIONS.name: lambda rng, now, _: draw_decision(rng, now),
+    KV.name: lambda rng, now, _: draw_kv_event(rng, now),
+}
+
+
 def draw_log(rng: random.Random) -> list[Source]:
-    sources = [Source(OUTCOMES.name), Source(OUTCOMES.name), Source(TELEMETRY.name)]
+    sources = [Source(each.name) for each in (OUTCOMES, OUTCOMES, TELEMETRY, DECISIONS, KV)]
     totals: dict[str, float] = {}
     now = T0
-    for _ in range(rng.randint(10, 60)):
+    for _ in range(rng.randint(10, 80)):
         now += rng.choice([0, 5, 200, 1_500, 20_000])
         source = rng.choice(sources)
-        told = source.topic == TELEMETRY.name
-        value = draw_telemetry(rng, now, totals) if told else draw_outcome(rng, now)
+        value = DRAWS[source.topic](rng, now, totals)
         if rng.random() < 0.05:
             bad = [b"{no json", b"", value[:-1], value.replace(b"0.5", b"NaN"), value.replace(b"@v", b"@ v")]
             value = rng.choice(bad)
@@ -128,8 +186,8 @@ def draw_log(rng: random.Random) -> list[Source]:
 def usable(source: Source, record: Record) -> list[Any]:
     """The events of a record that may be folded, as the plain loop takes them."""
     try:
-        if source.topic == TELEMETRY.name:
-            events = decode_events(TELEMETRY, TELEMETRY_HEADER, record.value).events
+        if source.topic != OUTCOMES.name:
+            events = decode_events(topic(source.topic), HEADERS[source.topic], record.value).events
         else:
             events = [e for e in READER.events(OUTCOME, record.value) if names_are_sound(e)]
     except Refused:
@@ -142,13 +200,16 @@ def reference(sources: list[Source]) -> dict[str, State]:
     for source in sources:
         for record in source.records:
             for event in usable(source, record):
-                fold = fold_telemetry if source.topic == TELEMETRY.name else fold_outcome
-                fold(deltas, event, record.timestamp)
+                FOLDS[source.topic](deltas, event, record.timestamp)
     states: dict[str, State] = {}
     for key, delta in deltas.items():
         states[key] = new_state()
         add(states[key].closed, delta)
     return states
+
+
+Told = tuple[dict[str, bytes], list[tuple[Interval, CellColumns]]]
+"""A rollup of one source: encoded deltas by key, and cells."""
 
 
 @dataclass
@@ -161,19 +222,28 @@ class Reader:
     upto: int
     written: bool = False
 
-    def deltas(self, source: Source) -> dict[str, Delta]:
+    def interval(self, source: Source) -> Interval:
+        return Interval(f"{source.topic}:{self.number}", self.generation, self.base, self.upto)
+
+    def told(self, source: Source) -> tuple[dict[str, bytes], CellColumns | None]:
         records = source.records[self.base : self.upto]
         mark = max((record.timestamp for record in records), default=0)
         told: dict[str, Delta] = {}
-        fold = OutcomeFold()
+        names: list[Name] = []
+        fold, columns, plain = OutcomeFold(), ColumnFold(Keys(names)), []
         for record in records:
             for event in usable(source, record):
-                if source.topic == TELEMETRY.name:
-                    fold_telemetry(told, event, record.timestamp)
+                if source.topic != OUTCOMES.name:
+                    FOLDS[source.topic](told, event, record.timestamp)
+                elif record.timestamp - event.at_ms <= LATE_AFTER_MS and record.offset % 7:
+                    plain.append(event)
                 elif fold.take([event], record.timestamp - LATE_AFTER_MS, record.timestamp):
                     fold.take_one(event, record.timestamp)
-        found = told if told else fold.deltas(mark)
-        return {key: msgspec.json.decode(msgspec.json.encode(d), type=Delta) for key, d in found.items()}
+        found = told if source.topic != OUTCOMES.name else fold.deltas(mark)
+        columns.take(columns_of(plain, names))
+        columns.add_ends(found, mark)
+        cells = columns.cells(mark).get(0)
+        return {key: msgspec.json.encode(delta) for key, delta in found.items()}, cells
 
 
 class Run:
@@ -182,30 +252,37 @@ class Run:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.sources = draw_log(self.rng)
-        self.rollups: list[dict[str, list[Partial[Delta]]]] = []
+        self.rollups: list[list[tuple[Interval, dict[str, bytes], CellColumns | None]]] = []
         self.readers = [self.take_over(number) for number in range(len(self.sources))]
         self.zombies: list[Reader] = []
-        self.live: dict[str, Live] = {}
+        self.table = CapacityTable()
         self.stored: dict[str, bytes] = {}
         self.stored_upto = 0
         self.applied_upto = 0
+        self.now = T0
 
     def take_over(self, number: int) -> Reader:
         source = self.sources[number]
         source.generation += 1
         return Reader(number, source.generation, source.committed, source.committed)
 
-    def write(self, reader: Reader) -> None:
-        if reader.upto > reader.base:
-            name = f"{self.sources[reader.number].topic}:{reader.number}"
-            deltas = reader.deltas(self.sources[reader.number])
-            self.rollups.append(
-                {
-                    key: [Partial(name, reader.generation, reader.base, reader.upto, delta)]
-                    for key, delta in deltas.items()
-                }
-            )
-        reader.written = True
+    def write(self, *readers: Reader) -> None:
+        """A flush: one rollup of all these sources, or more where the cells are many."""
+        together = []
+        for reader in readers:
+            source = self.sources[reader.number]
+            if reader.upto > reader.base:
+                interval = reader.interval(source)
+                deltas, cells = reader.told(source)
+                if cells is not None and self.rng.random() < 0.3:
+                    for part in cells.split(300):
+                        mine = {key: deltas.pop(key) for key in part.keys if key in deltas}
+                        self.rollups.append([(interval, mine, part)])
+                    cells = None
+                together.append((interval, deltas, cells))
+            reader.written = True
+        if together:
+            self.rollups.append(together)
 
     def step_reader(self, reader: Reader, *, zombie: bool) -> None:
         source = self.sources[reader.number]
@@ -216,27 +293,57 @@ class Run:
             reader.written = False
         elif self.rng.random() < 0.5:
             reader.upto = min(len(source.records), reader.upto + self.rng.randint(1, 7))
-        else:
+        elif zombie:
             self.write(reader)
+        else:
+            others = [
+                r for r in self.readers if not r.written and r is not reader and self.rng.random() < 0.5
+            ]
+            self.write(reader, *others)
 
     def step_stage_two(self) -> None:
         roll = self.rng.random()
+        lives = self.table.lives
         if roll < 0.15:  # store what changed, then commit
-            self.stored = {key: encode_state(live.state) for key, live in self.live.items()}
+            if self.rng.random() < 0.5:
+                self.table.merge_kept()
+            self.stored = {key: encode_state(live.state) for key, live in lives.items()}
             self.stored_upto = self.applied_upto
         elif roll < 0.3:  # a crash, or a rebalance: back to what was stored, and read again from there
-            self.live = {key: Live(decode_state(value)) for key, value in self.stored.items()}
+            self.table = CapacityTable()
+            for key, value in self.stored.items():
+                self.table.load(0, key, decode_state(value))
             self.applied_upto = max(0, self.stored_upto - self.rng.choice([0, 0, 1, 3]))
-        elif roll < 0.4:  # the publisher looks in between: that must change nothing
-            for live in self.live.values():
-                live.stats(T0 + self.rng.randrange(60_000))
+        elif roll < 0.5:  # the publisher looks in between: that must change nothing
+            self.now += self.rng.choice([0, 100, 900, 9_000])
+            for live in self.rng.sample(list(lives.values()), len(lives) // 2):
+                live.stats(self.now)
+            self.look_at_all()
         else:
             self.apply_some(self.rng.randint(1, 3))
 
+    def look_at_all(self) -> None:
+        """The counts of all keys at once are those of each."""
+        lanes = [live.lane for live in self.table.lives.values() if live.lane >= 0]
+        counts, sound = self.table.counts(lanes, self.now)
+        found = dict(zip(lanes, zip(counts.tolist(), sound.tolist(), strict=True), strict=True))
+        for live in self.table.lives.values():
+            was_filled = live.filled
+            mine = [count for window in live.counts(self.now) for count in window]
+            if was_filled and found[live.lane][1]:
+                assert found[live.lane][0] == mine
+
     def apply_some(self, count: int) -> None:
         for rollup in self.rollups[self.applied_upto : self.applied_upto + count]:
-            for key, partials in rollup.items():
-                self.live.setdefault(key, Live()).apply(self.applied_upto, partials, T0)
+            grouped: Grouped = {}
+            for interval, deltas, _ in rollup:
+                for key, delta in deltas.items():
+                    partial = Partial(*interval, msgspec.json.decode(delta, type=Delta))
+                    grouped.setdefault(key, []).append(partial)
+            cells = [with_partials(grouped, i, columns) for i, _, columns in rollup if columns is not None]
+            marks = [partial.delta.mark_ms for partials in grouped.values() for partial in partials]
+            self.now = max([self.now, *marks, *(each.columns.mark_ms for each in cells)])
+            self.table.apply(0, self.applied_upto, grouped, cells, self.now)
             self.applied_upto += 1
 
     def run(self) -> None:
@@ -257,7 +364,7 @@ class Run:
             if reader.written:
                 self.step_reader(reader, zombie=False)
             reader.upto = len(self.sources[reader.number].records)
-            self.write(reader)
+        self.write(*self.readers)
         for zombie in self.zombies:
             if self.rng.random() < 0.7:
                 self.write(zombie)
@@ -293,10 +400,10 @@ def check(seed: int) -> list[str]:
     schedule = Run(seed)
     schedule.run()
     wanted = {key: Live(state) for key, state in reference(schedule.sources).items()}
-    last = max((r.timestamp for source in schedule.sources for r in source.records), default=T0)
+    last = schedule.now + SILENT_MS  # the percentiles of a key that is busy lag
     wrong: list[str] = []
     for now in (last, last + 1_000, last + 4_000, last + 45_000):
-        got, want = rows_of(schedule.live, now), rows_of(wanted, now)
+        got, want = rows_of(schedule.table.lives, now), rows_of(wanted, now)
         wrong += [f"{seed}: {key} at +{now - last}" for key in want if got.get(key) != want[key]]
     return wrong
 
@@ -312,12 +419,7 @@ def test_the_schedules_hold_what_they_are_for() -> None:
     for seed in range(100):
         schedule = Run(seed)
         schedule.run()
-        cuts = [
-            (p.source, p.generation, p.base, p.upto)
-            for r in schedule.rollups
-            for ps in r.values()
-            for p in ps
-        ]
+        cuts = [interval for rollup in schedule.rollups for interval, _, _ in rollup]
         order: dict[str, int] = {}
         for source, generation, _, _ in cuts:
             zombies += generation < order.get(source, 0)
@@ -325,7 +427,7 @@ def test_the_schedules_hold_what_they_are_for() -> None:
         starts = {(source, base, upto) for source, _, base, upto in cuts}
         recuts += len(starts) - len({(source, base) for source, base, _ in starts})
         again += schedule.stored_upto > 0
-        late += sum(live.late for live in schedule.live.values())
+        late += sum(live.late for live in schedule.table.lives.values())
         refused += sum(not usable(s, r) for s in schedule.sources for r in s.records)
-        impossible += sum(live.quarantined(T0) is not None for live in schedule.live.values())
+        impossible += sum(live.quarantined(T0) is not None for live in schedule.table.lives.values())
     assert min(zombies, recuts, again, late, refused, impossible) > 20
