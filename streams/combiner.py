@@ -30,13 +30,12 @@ CATCHING_UP_S = 1.0
 FAR_BEHIND = 50_000
 """Records: only with so many more to read does an interval grow, up to the time above."""
 PRODUCE_TIMEOUT_S = 20.0
-FETCH_WAIT_MS = 200
 FETCH_BYTES = 1024 * 1024
-"""Of a partition. A flush takes two fetches: what came right after the last one, and all that came since."""
-LAST_FETCH_S = 0.006
-"""How long a flush waits for the second: the broker answers at once where there is anything."""
-MISSED_FETCH_S = 0.05
-"""The same while far less came than in the last interval: what is missing would wait for the next flush."""
+"""Of a partition, and what the broker answers at once for: less waits until the interval ends."""
+FETCH_TAKES_MS = 4
+"""What an interval takes beyond the broker's wait: the way there and back, and reading."""
+TOO_EARLY_S = 0.02
+"""How much sooner an interval may end than it should: a fetch takes the broker about as long as it is told."""
 
 
 class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -68,8 +67,7 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
         self._assigned = False
         self._broken = True
         self._turn = asyncio.Lock()
-        self._next_flush_s = 0.0
-        self._read_events = self._usual = 0
+        self._read_at_s = 0.0
         self._lagging_since_ms: float | None = None
         self._down_since_ms: float | None = monotonic_ms()
         health.add("combiner", live=self._stalled, ready=self._not_ready)
@@ -99,7 +97,8 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
                 auto_offset_reset="earliest",
                 session_timeout_ms=6_000,
                 heartbeat_interval_ms=1_500,
-                fetch_max_wait_ms=FETCH_WAIT_MS,
+                fetch_max_wait_ms=max(1, round(self._options.flush_ms) - FETCH_TAKES_MS),
+                fetch_min_bytes=FETCH_BYTES,
                 max_partition_fetch_bytes=FETCH_BYTES,
                 request_timeout_ms=20_000,
                 metadata_max_age_ms=10_000,
@@ -170,30 +169,27 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
         return sent
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
-        """One interval's records: what there is at its end, read then. Broken ones return early.
+        """One interval's records. Broken ones return early.
 
+        The fetch is under way since the last interval was read, and the broker answers it when this one is to
+        end, with all that there is: one fetch a flush, and nothing waits for the next.
         While far more waits than was read, freshness is lost anyway: then an interval may grow, so that
         catching up costs stage two less.
         """
         loop = asyncio.get_running_loop()
-        self._usual, self._read_events = self._read_events, 0
         flush_s = self._options.flush_ms / 1000.0
-        self._next_flush_s = max(self._next_flush_s + flush_s, loop.time())
-        await asyncio.sleep(self._next_flush_s - loop.time())
-        began, events, wait_s = loop.time(), 0, 0.0
+        began, events = loop.time(), 0
         while events < MAX_EVENTS and not self._broken:
-            batches = await fetch_batches(consumer, wait_s)
+            batches = await fetch_batches(consumer, flush_s)
             for tp, each in groupby(batches, key=attrgetter("tp")):
                 events += await self._take(tp, list(each))
-            self._read_events = events
-            behind = self._behind(consumer)
-            if behind > max(events, FAR_BEHIND):
-                if loop.time() >= began + CATCHING_UP_S:
-                    return
-            elif loop.time() >= began + flush_s or (wait_s and not behind):
-                return
-            last_s = LAST_FETCH_S if 2 * events >= self._usual else MISSED_FETCH_S
-            wait_s = flush_s if behind else last_s
+            now = loop.time()
+            if self._behind(consumer) > max(events, FAR_BEHIND):
+                if now >= began + CATCHING_UP_S:
+                    break
+            elif now >= self._read_at_s + flush_s - TOO_EARLY_S:
+                break
+        self._read_at_s = loop.time()
 
     async def _take(self, tp: TopicPartition, batches: list[RecordBatch]) -> int:
         """Fold batches of one source; returns how many events they held."""
