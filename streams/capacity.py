@@ -167,15 +167,16 @@ class CapacityStage:
         return iter(list(self._by_pool))
 
     async def run(self, store_ms: float) -> None:
-        """Store on a timer until cancelled."""
+        """Store on a timer until cancelled; half of the time goes into writing."""
         turns = 0
+        half_s = store_ms / 2_000.0
         while True:
-            await asyncio.sleep(store_ms / 1000.0)
+            await asyncio.sleep(half_s)
             turns += 1
             if self.ownership.recovered:
                 if turns % 60 == 0:
                     self.forget_idle()
-                await self.settler.settle()
+                await self.settler.settle(half_s)
             for table in self._tables.values():
                 self._count(table)
 

@@ -181,6 +181,7 @@ class Settler:
         self.settled: dict[tuple[str, int], int] = {}
         """(topic, partition) to the last offset that may be committed."""
         self._turn = 0
+        self._wrote = 0
         self._busy = asyncio.Lock()
 
     def note(self, event: Any) -> None:
@@ -192,18 +193,26 @@ class Settler:
         self._turn += 1
         self._events, self.settled = [], {}
 
-    async def settle(self) -> None:
-        """Write what changed, wait for the changelog, acknowledge."""
+    async def settle(self, over_s: float = 0.0) -> None:
+        """Write what changed, wait for the changelog, acknowledge.
+
+        The writes are spread over ``over_s`` seconds, as far as there are as many as the last time: all at
+        once they would keep rollups waiting for a quarter of a second.
+        """
+        loop = asyncio.get_running_loop()
         async with self._busy:
+            ends_s = loop.time() + over_s
             events, self._events = self._events, []
             turn = self._turn
+            pause_s = over_s * YIELD_EVERY / self._wrote if self._wrote > YIELD_EVERY else 0.0
             writes = []
             for table, key, value, partition in self._collect():
                 writes.append(table.write(key, value, partition))
                 if len(writes) % YIELD_EVERY == 0:
-                    await asyncio.sleep(0)  # a large table takes a while: fresh rows go first
+                    await asyncio.sleep(pause_s if loop.time() < ends_s else 0.0)
                     if turn != self._turn:
                         return
+            self._wrote = len(writes)
             if writes:
                 await asyncio.gather(*writes)
             if turn == self._turn:

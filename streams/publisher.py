@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import structlog
@@ -222,33 +222,35 @@ class Publisher:
             owned = self._owned.get(partition)
             if owned is None:
                 continue
-            texts, lanes = [], []
+            found, lanes = [], []
             for key, live in lives.items():
                 shown = owned.instances.get(key)
                 if (
                     shown is None
-                    or key in changed
                     or (text := shown.text) is None
                     or now > text.until_ms
+                    or key in changed
                     or live.lane < 0
                     or live.shapes_due(now)
                 ):
                     changed.add(key)
                 else:
-                    texts.append((key, shown.row, text))
+                    found.append((key, text))
                     lanes.append(live.lane)
-            if not lanes:
-                continue
-            sums, sound = self._stage.table.counts(lanes, now)
-            figures = zip(texts, sums.tolist(), told_by(sums).tolist(), sound.tolist(), strict=True)
-            for (key, row, text), counts, told, is_sound in figures:
-                if not is_sound or told & ~text.told:
-                    changed.add(key)
-                    continue
+            if lanes:
+                sums, sound = self._stage.table.counts(lanes, now)
+                figures = zip(found, sums.tolist(), told_by(sums).tolist(), sound.tolist(), strict=True)
+                self._batches.put_all(INSTANCES, partition, self._filled(owned, now, figures, changed))
+
+    def _filled(
+        self, owned: Owned, now: int, figures: Iterable[Any], changed: set[str]
+    ) -> Iterator[tuple[bytes, bytes]]:
+        for (key, text), counts, told, is_sound in figures:
+            if not is_sound or told & ~text.told:
+                changed.add(key)
+            elif text.key is not None:
                 owned.version += 1
-                value = text.filled(now, owned.version, counts)
-                if row.pools[0] == parse_key(key).pool:
-                    self._put(partition, owned, INSTANCES, row.instance, value)
+                yield text.key, text.filled(now, owned.version, counts)
 
     async def _instances(self, changed: set[str], registry: set[str]) -> None:
         """Make the rows again of what changed and of what is due."""
@@ -306,7 +308,7 @@ class Publisher:
         due_ms = due_at_ms(row, heard_ms, now, options.heartbeat_ms, options.quiet_heartbeat_ms)
         value = encode(row)
         knee = live.knee_tokens_per_s if live is not None else None
-        text = row_text(row, value, live, now) if live is not None and live.lane >= 0 else None
+        text = row_text(row, value, live, pool, now) if live is not None and live.lane >= 0 else None
         owned.show(key, row, (endpoint.region, pool), due_ms, knee, text)
         if pool == endpoint.pools[0]:
             said = live.quarantined(now) if live is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -32,26 +33,41 @@ class RowBatches:
 
     def put(self, topic: Topic, partition: int, key: str, value: bytes) -> None:
         """Add a row: the topic's model as JSON."""
-        headers = self._headers.get(topic.name)
-        if headers is None:
-            headers = self._headers[topic.name] = headers_for(topic.model)
-        self._append(topic, partition, key, value, headers)
+        self._append(topic, partition, key.encode(), value, self._headers_of(topic))
         self._rows[topic.name] += 1
+
+    def put_all(self, topic: Topic, partition: int, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Add many: keys and values."""
+        headers = self._headers_of(topic)
+        at, batch, added = (topic.name, partition), None, 0
+        for key, value in rows:
+            if batch is None or batch.append(key=key, value=value, timestamp=None, headers=headers) is None:
+                self._append(topic, partition, key, value, headers)
+                batch = self._open[at]
+                self.waiting -= 1
+            added += 1
+        self._rows[topic.name] += added
+        self.waiting += added
 
     def remove(self, topic: Topic, partition: int, key: str, epoch: int, version: int) -> None:
         """Add a tombstone."""
-        self._append(topic, partition, key, None, tombstone_headers(epoch, version))
+        self._append(topic, partition, key.encode(), None, tombstone_headers(epoch, version))
 
-    def _append(self, topic: Topic, partition: int, key: str, value: bytes | None, headers: Any) -> None:
+    def _headers_of(self, topic: Topic) -> list[tuple[str, bytes]]:
+        headers = self._headers.get(topic.name)
+        if headers is None:
+            headers = self._headers[topic.name] = headers_for(topic.model)
+        return headers
+
+    def _append(self, topic: Topic, partition: int, key: bytes, value: bytes | None, headers: Any) -> None:
         at = (topic.name, partition)
         batch = self._open.get(at)
         if batch is None:
             batch = self._open[at] = self._producer.create_batch()
-        name = key.encode()
-        if batch.append(key=name, value=value, timestamp=None, headers=headers) is None:
+        if batch.append(key=key, value=value, timestamp=None, headers=headers) is None:
             self._full.append((topic.name, partition, batch))
             batch = self._open[at] = self._producer.create_batch()
-            if batch.append(key=name, value=value, timestamp=None, headers=headers) is None:
+            if batch.append(key=key, value=value, timestamp=None, headers=headers) is None:
                 raise ValueError(f"The row {key!r} of {topic.name} is larger than a record may be.")
         self.waiting += 1
 

@@ -31,14 +31,23 @@ _BITS = np.tile(1 << np.arange(len(COUNTS)), _PLACES)
 
 
 class RowText:
-    """The text of one row, while it holds. ``until_ms`` is when age alone makes it another, and ``told`` has
-    the bits of the counts that it tells, of COUNTS: the others are 0 in all windows."""
+    """The text of one row, while it holds. ``key`` is its record's, None where the row of another pool is the
+    one that is published. ``until_ms`` is when age alone makes it another, and ``told`` has the bits of the
+    counts that it tells, of COUNTS: the others are 0 in all windows.
+    """
 
-    __slots__ = ("_ages_at_ms", "_ages_before", "_chosen", "_pattern", "told", "until_ms")
+    __slots__ = ("_ages_at_ms", "_ages_before", "_chosen", "_pattern", "key", "told", "until_ms")
 
     def __init__(
-        self, pattern: bytes, ages_at_ms: list[int], ages_before: int, until_ms: float, told: int
+        self,
+        key: bytes | None,
+        pattern: bytes,
+        ages_at_ms: list[int],
+        ages_before: int,
+        until_ms: float,
+        told: int,
     ) -> None:
+        self.key = key
         self._pattern = pattern
         self._ages_at_ms = ages_at_ms
         self._ages_before = ages_before
@@ -75,8 +84,8 @@ def told_by(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return found
 
 
-def row_text(row: Any, value: bytes, live: Live, now_ms: int) -> RowText | None:
-    """The text of an instance row (struct of schemas.tables.InstanceRow) that was just made as ``value``.
+def row_text(row: Any, value: bytes, live: Live, pool: str, now_ms: int) -> RowText | None:
+    """The text of an instance's row for a pool (struct of schemas.tables.InstanceRow), just made as ``value``.
 
     None where more than counts and ages may change by itself: signals, an instance in quarantine, or ages
     that are no whole milliseconds.
@@ -104,7 +113,8 @@ def row_text(row: Any, value: bytes, live: Live, now_ms: int) -> RowText | None:
         after,
     )
     ages_at_ms, count = ages_at_ms + later, len(ages_at_ms)
-    return RowText(pattern, ages_at_ms, count, _holds_until_ms(ages_at_ms, now_ms), told)
+    key = row.instance.encode() if row.pools[0] == pool else None
+    return RowText(key, pattern, ages_at_ms, count, _holds_until_ms(ages_at_ms, now_ms), told)
 
 
 def _window(window: Any, places: bytes) -> bytes:

@@ -21,8 +21,8 @@ from minds.capacity.partials import Cells, Grouped, as_partials
 from minds.capacity.window_bank import PLACES, WIDTH, CellRows, WindowBank
 from minds.merge import SourceTurns
 
-MOST_KEPT = 10
-"""Rollups of a source whose cells keys keep for later: a second's at a flush of 100 ms."""
+KEPT_FOR_MS = 1_000
+"""How long keys keep cells for later: percentiles wait for them."""
 FIRST_LANES = 1_024
 
 
@@ -45,6 +45,7 @@ class CapacityTable:
         self._bank = WindowBank(FIRST_LANES)
         self._turns = SourceTurns()
         self._kept: dict[tuple[int, str], list[CellColumns]] = {}
+        self._merge_at_ms: dict[tuple[int, str], int] = {}
 
     def load(self, partition: int, key: str, state: State) -> Live:
         """Take over a key with the state that was stored."""
@@ -74,7 +75,12 @@ class CapacityTable:
         for each in cells:
             skipped += self._keep(partition, offset, each, now_ms, new)
         for each in cells:
-            self._merge_kept(partition, each.interval.source, MOST_KEPT)
+            place = (partition, each.interval.source)
+            if now_ms >= self._merge_at_ms.setdefault(place, 0):
+                # Sources have times of their own, or each second one rollup would pay for all.
+                after_ms = KEPT_FOR_MS if self._merge_at_ms[place] else phase_of(str(place)) * KEPT_FOR_MS
+                self._merge_at_ms[place] = now_ms + int(after_ms)
+                self._merge_kept(*place)
         return new, skipped
 
     def _live(self, key: str, new: list[str]) -> Live:
@@ -124,17 +130,14 @@ class CapacityTable:
     def merge_kept(self) -> None:
         """Have all keys merge what they keep."""
         for partition, source in list(self._kept):
-            self._merge_kept(partition, source, 0)
+            self._merge_kept(partition, source)
 
-    def _merge_kept(self, partition: int, source: str, most: int) -> None:
-        """Have the keys of a source merge what they keep, once it is of more than ``most`` rollups."""
-        kept = self._kept.get((partition, source), [])
-        if len(kept) > most:
-            del self._kept[partition, source]
-            sums = {source: together(kept)} if len(kept) > 1 else {}
-            for key in {key for columns in kept for key in columns.keys}:
-                if (live := self.lives.get(key)) is not None:
-                    live.settle(key, sums)
+    def _merge_kept(self, partition: int, source: str) -> None:
+        kept = self._kept.pop((partition, source), [])
+        sums = {source: together(kept)} if len(kept) > 1 else {}
+        for key in {key for columns in kept for key in columns.keys}:
+            if (live := self.lives.get(key)) is not None:
+                live.settle(key, sums)
 
     def counts(self, lanes: list[int], now_ms: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The windows' counts of keys by the lanes of their ``Live``, a row each, one window after the other;
