@@ -35,7 +35,7 @@ FETCH_BYTES = 1024 * 1024
 FETCH_TAKES_MS = 4
 """What an interval takes beyond the broker's wait: the way there and back, and reading."""
 TOO_EARLY_S = 0.02
-"""How much sooner an interval may end than it should: a fetch takes the broker about as long as it is told."""
+"""How much sooner an interval may end than it should: what the broker's wait may fall short by."""
 
 
 class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]

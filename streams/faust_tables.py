@@ -19,6 +19,9 @@ YIELD_EVERY = 20
 MOST_BUFFERED = 100_000
 """Changelog writes that may wait: Faust stops reading beyond so many, and its default is 100."""
 
+STORED_BATCH_BYTES = 1024 * 1024
+"""Of the changelog: a state may take 20 kB, and at Faust's 16 kB each would be a request of its own."""
+
 
 class BatchedTable(Table):  # type: ignore[misc]
     """A table that is written from outside its stream, with the changelog partition said by the caller.
@@ -61,6 +64,7 @@ def build_app(options: StreamsOptions) -> faust.App:
         broker_commit_interval=0.5,
         broker_request_timeout=20.0,
         producer_linger=0.02,
+        producer_max_batch_size=STORED_BATCH_BYTES,
         producer_max_request_size=MAX_RECORD_BYTES,
         recovery_delay=0.0,
         table_cleanup_interval=3600.0,

@@ -85,7 +85,7 @@ def told_by(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def row_text(row: Any, value: bytes, live: Live, pool: str, now_ms: int) -> RowText | None:
-    """The text of an instance's row for a pool (struct of schemas.tables.InstanceRow), just made as ``value``.
+    """The text of an instance's row for a pool (struct of schemas.tables.InstanceRow), made as ``value`` now.
 
     None where more than counts and ages may change by itself: signals, an instance in quarantine, or ages
     that are no whole milliseconds.
