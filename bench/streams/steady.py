@@ -21,6 +21,8 @@ from bench.streams.log import Rows, Writer, make_topics, register
 from infra.kafka.embedded import EmbeddedKafka
 from transport.clock import now_ms
 
+FLUSH_MS = 60
+"""Of ours: what half of a core affords; the flow of bytewax publishes 100 ms after an event."""
 TICK_S = 0.005
 SETTLE_S = 3.0
 """Left out at the start: caches fill, the first rows are made."""
@@ -135,10 +137,10 @@ async def run_arm(bootstrap: str, arm: Arm, rate: int, seconds: float) -> dict[s
 
 
 def run(folder: Path, python: Path | None, rate: int = 50_000, seconds: float = 20.0) -> dict[str, Any]:
-    """This app at a flush of 100 ms, then bytewax, on one broker."""
+    """This app at a flush of ``FLUSH_MS``, then bytewax, on one broker."""
     found: dict[str, Any] = {}
     with EmbeddedKafka(folder / "kafka-steady") as broker:
-        arms = [ours(broker.bootstrap, folder, "--flush-ms", "100")]
+        arms = [ours(broker.bootstrap, folder, "--flush-ms", str(FLUSH_MS))]
         if python is not None:
             arms += [
                 arm

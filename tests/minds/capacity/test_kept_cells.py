@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minds.capacity import columns, kept_cells
 from minds.capacity.cell_columns import CellColumns, add_cells
 from minds.capacity.columns import ColumnFold, Keys, Name
 from minds.capacity.folds import Delta
@@ -16,6 +18,14 @@ from minds.windows import compact
 from tests.minds.capacity.outcome_columns import columns_of
 
 T0 = 1_796_000_000_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    columns.warm_up()
+    kept_cells.warm_up()
+
+
 EVENTS = st.lists(
     st.tuples(
         st.integers(0, 3_000),
@@ -43,9 +53,9 @@ def cells_of(events: list[tuple[int, str | None, str | None, float | None]]) -> 
     return fold.cells(T0 + 3_000)[0]
 
 
-def deltas_of(columns: list[CellColumns]) -> dict[str, Delta]:
+def deltas_of(parts: list[CellColumns]) -> dict[str, Delta]:
     deltas: dict[str, Delta] = {}
-    for each in columns:
+    for each in parts:
         add_cells(deltas, each)
     for delta in deltas.values():
         for slots in delta.cells.values():
@@ -55,10 +65,10 @@ def deltas_of(columns: list[CellColumns]) -> dict[str, Delta]:
 
 @given(st.lists(EVENTS, min_size=2, max_size=4))
 def test_the_sum_holds_what_they_hold(drawn: list[Any]) -> None:
-    columns = [cells_of(events) for events in drawn]
-    sums = summed(columns)
+    parts = [cells_of(events) for events in drawn]
+    sums = summed(parts)
     assert sums.wrong() is None
-    assert deltas_of([sums]) == deltas_of(columns)
+    assert deltas_of([sums]) == deltas_of(parts)
     assert len({(key, *row[:2]) for n, key in enumerate(sums.keys) for row in sums.rows_of(n)}) == len(
         sums.seconds
     )
@@ -66,10 +76,10 @@ def test_the_sum_holds_what_they_hold(drawn: list[Any]) -> None:
 
 @given(st.lists(EVENTS, min_size=2, max_size=4))
 def test_together_sets_the_newest_apart_and_counts_the_others(drawn: list[Any]) -> None:
-    columns = [cells_of(events) for events in drawn]
-    found = together(columns)
-    assert found.newest is columns[-1]
-    assert deltas_of([found.before]) == deltas_of(columns[:-1])
+    parts = [cells_of(events) for events in drawn]
+    found = together(parts)
+    assert found.newest is parts[-1]
+    assert deltas_of([found.before]) == deltas_of(parts[:-1])
     for key, place in found.places.items():
         assert found.before.keys[place] == key
-        assert found.times[key] == sum(key in each.keys for each in columns[:-1])
+        assert found.times[key] == sum(key in each.keys for each in parts[:-1])

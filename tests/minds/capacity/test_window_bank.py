@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minds.capacity.window_bank import AHEAD_S, ALL_BOOTS, CellRows, WindowBank
+from minds.capacity.window_bank import AHEAD_S, ALL_BOOTS, CellRows, WindowBank, warm_up
 from minds.windows import COUNTS, SPANS_MS, Cell, Rings, add_slots, forget_old, window_stats
 
 T0 = 1_796_000_000
 WIDTH = len(COUNTS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    warm_up()
 
 
 def counts_of(bank: WindowBank, lane: int, now_ms: int) -> list[list[int]]:
@@ -88,7 +94,7 @@ def test_lanes_are_used_again_and_grow_with_what_they_hold() -> None:
     assert counts_of(bank, first, T0 * 1000) == [[0] * WIDTH] * len(SPANS_MS)
 
 
-def test_boots_that_count_nowhere_are_forgotten_once_there_are_many(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_boots_that_count_nowhere_are_forgotten_once_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minds.capacity.window_bank._MOST_BOOTS", 3)
     bank = WindowBank()
     lane = bank.lane()
