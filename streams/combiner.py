@@ -32,6 +32,8 @@ FAR_BEHIND = 50_000
 PRODUCE_TIMEOUT_S = 20.0
 FETCH_BYTES = 1024 * 1024
 """Of a partition, and what the broker answers at once for: less waits until the interval ends."""
+OTHER_BROKERS_S = 0.005
+"""How long an interval waits for the answers of brokers after the first."""
 FETCH_TAKES_MS = 4
 """What an interval takes beyond the broker's wait: the way there and back, and reading."""
 TOO_EARLY_S = 0.02
@@ -180,16 +182,23 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
         flush_s = self._options.flush_ms / 1000.0
         began, events = loop.time(), 0
         while events < MAX_EVENTS and not self._broken:
-            batches = await fetch_batches(consumer, flush_s)
-            for tp, each in groupby(batches, key=attrgetter("tp")):
-                events += await self._take(tp, list(each))
+            events += await self._take_fetched(consumer, flush_s)
             now = loop.time()
             if self._behind(consumer) > max(events, FAR_BEHIND):
                 if now >= began + CATCHING_UP_S:
                     break
             elif now >= self._read_at_s + flush_s - TOO_EARLY_S:
                 break
+        if len(consumer._client.cluster.brokers()) > 1:  # the others' answers come within moments
+            await self._take_fetched(consumer, OTHER_BROKERS_S)
         self._read_at_s = loop.time()
+
+    async def _take_fetched(self, consumer: AIOKafkaConsumer, wait_s: float) -> int:
+        """Fold what has been fetched by now or within that time; returns how many events it held."""
+        events = 0
+        for tp, each in groupby(await fetch_batches(consumer, wait_s), key=attrgetter("tp")):
+            events += await self._take(tp, list(each))
+        return events
 
     async def _take(self, tp: TopicPartition, batches: list[RecordBatch]) -> int:
         """Fold batches of one source; returns how many events they held."""
