@@ -54,9 +54,6 @@ class Claim(Event):
     at_ms: EpochMs
 
 
-Packed = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
-
-
 class Partial(Record):
     """What one interval of one source partition adds to one key (stage one of exact combining)."""
 
@@ -75,12 +72,12 @@ class PackedCells(Record):
     )
     keys: list[Annotated[str, Field(min_length=1, max_length=700)]]
     boots: list[Annotated[str, Field(max_length=200)]]
-    ends: Packed = Field(description="32 bits a key: the row after its last one.")
-    boot_of: Packed = Field(description="32 bits a row: which of the boots.")
-    seconds: Packed = Field(description="64 bits a row: epoch seconds.")
-    counts: Packed = Field(description="32 or 64 bits each: the counts of a window, row by row.")
-    sketch_ends: Packed = Field(description="32 bits each: where the three sketches of a row end.")
-    sketches: Packed = Field(description="The sketches of TTFT, TPOT and queue, row by row.")
+    ends: str = Field(description="32 bits a key: the row after its last one.")
+    boot_of: str = Field(description="32 bits a row: which of the boots.")
+    seconds: str = Field(description="64 bits a row: epoch seconds.")
+    counts: str = Field(description="32 or 64 bits each: the counts of a window, row by row.")
+    sketch_ends: str = Field(description="32 bits each: where the three sketches of a row end.")
+    sketches: str = Field(description="The sketches of TTFT, TPOT and queue, row by row.")
 
 
 class Segment(Record):
