@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from dataclasses import dataclass, field
 
 import pytest
@@ -168,3 +170,25 @@ def test_rollups_hold_every_key_once_whatever_their_size(
             if parse_key(key).kind == kind
         ]
         assert sum(attempts) == 20 * 5
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "what"),
+    [
+        ("ends", b"\x09\0\0\0", "ends of its rows"),
+        ("ends", b"", "as many as what they end"),
+        ("boot_of", b"\x05\0\0\0", "a boot that it does not name"),
+        ("counts", b"\xff" * 44, "less than nothing"),
+        ("counts", b"", "not of one length"),
+        ("sketch_ends", b"\x01\0\0\0" * 3, "ends of its sketches"),
+    ],
+)
+def test_cells_that_are_none_are_refused(field: str, value: bytes, what: str) -> None:
+    mine = source()
+    take(mine, record(10, [an_outcome("d", "m@v1", instance=None, region="eu")]))
+    ((_, wire, _),) = rollups_of([mine], "c", now_ms())
+    rollup = json.loads(wire)
+    rollup["segments"][0]["cells"][field] = base64.b64encode(value).decode()
+    with pytest.raises(Refused, match=what) as refused:
+        decode_partials(tuple(headers_for(Rollup)), json.dumps(rollup).encode())
+    assert refused.value.kind == "impossible_value"
