@@ -15,3 +15,9 @@ def quality_of(age_ms: float, valid_for_ms: float) -> Quality:
     if age_ms <= valid_for_ms:
         return "fresh"
     return "stale" if age_ms <= 2 * valid_for_ms else "unknown"
+
+
+def changes_at_ms(at_ms: float, now_ms: float, valid_for_ms: float) -> float:
+    """When age alone makes another quality of a figure of then; infinity where it is unknown already."""
+    turns_ms = (at_ms + valid_for_ms + 1, at_ms + 2 * valid_for_ms + 1)
+    return next((turn_ms for turn_ms in turns_ms if turn_ms > now_ms), float("inf"))

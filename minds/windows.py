@@ -69,6 +69,8 @@ class Cell(msgspec.Struct, array_like=True):
 
 SKETCHES = ("ttft", "tpot", "queue")
 COUNTS = tuple(name for name in Cell.__struct_fields__ if name not in SKETCHES)
+WIDTH = len(COUNTS)
+PARTS = len(SKETCHES)
 Slots = dict[int, Cell]
 """Slot number (epoch ms // slot length) to what ended in it."""
 

@@ -68,9 +68,8 @@ class CapacityStage:
                     if value is not None and partition in partitions:
                         self._order.taken_over(partition, msgspec.msgpack.decode(value, type=int))
                 elif value is not None and rollup_partition(parse_key(key).pool) in partitions:
-                    pool = parse_key(key).pool
-                    self.table.load(rollup_partition(pool), key, decode_state(value))
-                    self._by_pool.setdefault(pool, set()).add(key)
+                    self.table.load(rollup_partition(parse_key(key).pool), key, decode_state(value))
+                    self._list(key)
                     loaded += 1
             self._count(table)
             log.info("table_recovered", table=table.name, keys=loaded, partitions=sorted(partitions))
@@ -81,6 +80,9 @@ class CapacityStage:
         self.table, self._by_pool = CapacityTable(), {}
         self._order.lost()
         self.settler.drop()
+
+    def _list(self, key: str) -> None:
+        self._by_pool.setdefault(parse_key(key).pool, set()).add(key)
 
     def _collect(self) -> Iterator[Write]:
         """What changed, encoded one by one as the settler asks: a state that moved on meanwhile is as good,
@@ -146,7 +148,7 @@ class CapacityStage:
         _, grouped, cells = decode_partials(headers, value)
         new, skipped = self.table.apply(partition, offset, grouped, cells, now_ms())
         for key in new:
-            self._by_pool.setdefault(parse_key(key).pool, set()).add(key)
+            self._list(key)
         if skipped:
             self._metrics.skipped.inc(skipped)
         self._metrics.applied.inc()

@@ -139,8 +139,9 @@ class SourceInterval:
             self.upto = batch.next_offset
             self.mark_ms = max(self.mark_ms, batch.last_ms)
             if self.topic == OUTCOMES.name:
-                odd = self._add(batch, bounds, first)
-                records, fold = [batch.records[place] for place in odd] if odd else [], self._outcome
+                from_ms, to_ms = batch.last_ms - LATE_AFTER_MS, batch.first_ms + bounds.ahead_ms
+                odd, _ = self.reading.reader.add(batch, from_ms, to_ms, first)
+                records, fold = [batch.records[place] for place in odd], self._outcome
             else:
                 records = [record for record in batch.records if record.offset >= first]
                 fold = self._telemetry if self.topic == TELEMETRY.name else self._others
@@ -148,18 +149,12 @@ class SourceInterval:
             events += some
             refused += wrong
         if self.topic == OUTCOMES.name:
-            read = self.reading.reader.taken([], 0)
+            read = self.reading.reader.taken()
             if self._columns is None:
                 self._columns = ColumnFold(self.reading.keys)
             self._columns.take(read)
             events += len(read)
         return events, refused
-
-    def _add(self, batch: RecordBatch, bounds: ClockBounds, first: int) -> list[int]:
-        odd, _ = self.reading.reader.add(
-            batch, batch.last_ms - LATE_AFTER_MS, batch.first_ms + bounds.ahead_ms, first
-        )
-        return odd
 
     def next(self) -> None:
         """Start the next interval: this one is committed."""

@@ -7,6 +7,7 @@ odd. ``tests/streams/test_outcome_json.py`` holds the two together.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,8 +128,8 @@ class OutcomeReader:
             records = int((table[:, OFFSET] >= from_offset).sum())
         return self._odd[: state[kernel.ODD]].tolist() if state[kernel.ODD] else [], records
 
-    def taken(self, odd: list[int], records: int) -> Read:
-        """The events that were added since the last call."""
+    def taken(self, odd: Sequence[int] = (), records: int = 0) -> Read:
+        """The events that were added since the last call; ``odd`` and ``records`` are for ``read``."""
         kept = self._columns[:, : self._state[kernel.COUNT]].copy()
         self._state[kernel.COUNT] = 0
         name, cause, within_slo, at_ms, output_tokens, wasted_tokens, deadline_at_ms = kept[:7]
@@ -145,7 +146,7 @@ class OutcomeReader:
             queue_ms=queue_ms,
             deadline_at_ms=deadline_at_ms,
             work_tokens=work_tokens,
-            odd=odd,
+            odd=list(odd),
             records=records,
         )
 

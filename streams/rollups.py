@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from minds.capacity.cell_columns import WIDTH, CellColumns
+from minds.capacity.cell_columns import CellColumns
 from minds.capacity.folds import Delta, parse_key
 from minds.capacity.partials import Cells, Grouped, with_partials
 from minds.merge import Interval, Partial
+from minds.windows import WIDTH
 from schemas.base import header_of
 from schemas.codec import Headers, Refused, schema_header, unknown_schema
 from schemas.operations import Rollup
@@ -56,8 +57,7 @@ class WireRollup(msgspec.Struct):
     segments: list[WireSegment]
 
 
-_HEADER = header_of(Rollup)
-_HEADERS = (_HEADER, f"{Rollup.schema_name}/1")
+_HEADERS = (header_of(Rollup), f"{Rollup.schema_name}/1")
 _DECODER = msgspec.json.Decoder(WireRollup)
 _ENCODER = msgspec.json.Encoder()
 _SMALL = 2**31
@@ -69,9 +69,7 @@ def encode_delta(delta: Delta) -> bytes:
 
 
 def encode_rollup(
-    combiner: str,
-    at_ms: int,
-    segments: list[tuple[WireSegment, list[tuple[str, bytes]]]],
+    combiner: str, at_ms: int, segments: list[tuple[WireSegment, list[tuple[str, bytes]]]]
 ) -> bytes:
     """One record. Each segment comes with its keys and encoded deltas."""
     parts = []

@@ -29,7 +29,11 @@ class RowBatches:
         self._headers: dict[str, list[tuple[str, bytes]]] = {}
         self._rows: Counter[str] = Counter()
         self._under_way: deque[Any] = deque()
-        self.waiting = 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is anything to send."""
+        return bool(self._open)
 
     def put(self, topic: Topic, partition: int, key: str, value: bytes) -> None:
         """Add a row: the topic's model as JSON."""
@@ -44,10 +48,8 @@ class RowBatches:
             if batch is None or batch.append(key=key, value=value, timestamp=None, headers=headers) is None:
                 self._append(topic, partition, key, value, headers)
                 batch = self._open[at]
-                self.waiting -= 1
             added += 1
         self._rows[topic.name] += added
-        self.waiting += added
 
     def remove(self, topic: Topic, partition: int, key: str, epoch: int, version: int) -> None:
         """Add a tombstone."""
@@ -69,7 +71,6 @@ class RowBatches:
             batch = self._open[at] = self._producer.create_batch()
             if batch.append(key=key, value=value, timestamp=None, headers=headers) is None:
                 raise ValueError(f"The row {key!r} of {topic.name} is larger than a record may be.")
-        self.waiting += 1
 
     async def send(self) -> Counter[str]:
         """Hand all to the producer; returns how many rows that were by topic.
@@ -82,7 +83,7 @@ class RowBatches:
             *self._full,
             *((topic, partition, batch) for (topic, partition), batch in self._open.items()),
         ]
-        self._open, self._full, self.waiting = {}, [], 0
+        self._open, self._full = {}, []
         for topic, at, batch in ready:
             self._under_way.append(await self._producer.send_batch(batch, topic, partition=at))
         await self.settled(MOST_UNDER_WAY)

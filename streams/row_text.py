@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from minds.capacity.live import Live
 from minds.capacity.registers import READING_VALID_MS
-from minds.windows import COUNTS, SPANS_MS
+from minds.staleness import changes_at_ms
+from minds.windows import COUNTS, SKETCHES, SPANS_MS
 from schemas.fastpath import encode
 
 AGED_FOR_MS = 1_000
@@ -118,7 +119,7 @@ def row_text(row: Any, value: bytes, live: Live, pool: str, now_ms: int) -> RowT
 
 
 def _window(window: Any, places: bytes) -> bytes:
-    shapes = [(name, getattr(window, name)) for name in ("ttft_ms", "tpot_ms", "queue_ms")]
+    shapes = [(name, getattr(window, name)) for name in (f"{each}_ms" for each in SKETCHES)]
     known = [b',"%b":%b' % (name.encode(), encode(shape)) for name, shape in shapes if shape is not None]
     return b'{"span_ms":%b,%b%b}' % (encode(window.span_ms), places, b"".join(known))
 
@@ -141,8 +142,7 @@ def _aged(text: bytes, now_ms: int) -> tuple[bytes | None, list[int]]:
 def _holds_until_ms(ages_at_ms: list[int], now_ms: int) -> float:
     until_ms = now_ms + AGED_FOR_MS if ages_at_ms else float("inf")
     for at_ms in ages_at_ms:
-        age_ms = now_ms - at_ms
-        if age_ms <= 0:
+        if at_ms >= now_ms:
             return now_ms  # a clock ahead of ours: such an age does not grow
-        until_ms = min(until_ms, at_ms + READING_VALID_MS * (1 if age_ms <= READING_VALID_MS else 2))
+        until_ms = min(until_ms, changes_at_ms(at_ms, now_ms, READING_VALID_MS) - 1)
     return until_ms

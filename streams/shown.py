@@ -9,6 +9,7 @@ from typing import Any
 
 from minds.capacity.registers import READING_VALID_MS
 from minds.capacity.rows import QUIET_VALID_MS, SILENT_LEAVES_MS, Members, members_of
+from minds.staleness import changes_at_ms
 from streams.alerts import Quarantines
 from streams.grants import PoolGrants
 from streams.row_text import RowText
@@ -129,8 +130,6 @@ def due_at_ms(row: Any, heard_ms: int, now_ms: float, heartbeat_ms: float, quiet
     due_ms = now_ms + (quiet_ms if row.valid_for_ms >= QUIET_VALID_MS else heartbeat_ms)
     sampled_ms = row.sampled_at_ms
     if sampled_ms is not None:
-        for at_ms in (sampled_ms + READING_VALID_MS + 1, sampled_ms + 2 * READING_VALID_MS + 1):
-            if now_ms < at_ms < due_ms:
-                due_ms = at_ms
+        due_ms = min(due_ms, changes_at_ms(sampled_ms, now_ms, READING_VALID_MS))
     leaves_ms = heard_ms + SILENT_LEAVES_MS + 1
     return min(due_ms, leaves_ms) if leaves_ms > now_ms else due_ms

@@ -13,12 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from minds.capacity.folds import Delta
-from minds.windows import COUNTS, SKETCHES, Cell, Slots, add_cell
+from minds.windows import PARTS, WIDTH, Cell, Slots, add_cell
 
-WIDTH = len(COUNTS)
-_PARTS = len(SKETCHES)
-_ROW_BYTES = 8 * (WIDTH + 2 + _PARTS)
+_ROW_BYTES = 8 * (WIDTH + 2 + PARTS)
 
 
 class CellLists(NamedTuple):
@@ -81,7 +78,7 @@ class CellColumns:
         rows, ends, sketch_ends = len(self.seconds), self.ends, self.sketch_ends
         if len(self.boot_of) != rows or self.counts.shape != (rows, WIDTH):
             return "its columns are not of one length"
-        if len(sketch_ends) != rows * _PARTS or len(ends) != len(self.keys):
+        if len(sketch_ends) != rows * PARTS or len(ends) != len(self.keys):
             return "its ends are not as many as what they end"
         for name, steps, last in (("rows", ends, rows), ("sketches", sketch_ends, len(self.sketches))):
             if int(steps[-1] if len(steps) else 0) != last or (
@@ -110,9 +107,9 @@ class CellColumns:
         """Boot, second, counts and sketches of each row of the key at ``place``."""
         lists, sketches = self.lists(), self.sketches
         for row in range(lists.ends[place - 1] if place else 0, lists.ends[place]):
-            at = row * _PARTS
+            at = row * PARTS
             begin = lists.sketch_ends[at - 1] if at else 0
-            parts = [sketches[a:b] for a, b in pairwise((begin, *lists.sketch_ends[at : at + _PARTS]))]
+            parts = [sketches[a:b] for a, b in pairwise((begin, *lists.sketch_ends[at : at + PARTS]))]
             yield self.boots[lists.boot_of[row]], lists.seconds[row], lists.counts[row], parts
 
     def size_bytes(self) -> int:
@@ -123,20 +120,21 @@ class CellColumns:
         """The same in parts that are about as long as this on the wire, cut between keys."""
         if not self.keys:
             return
-        sketch_end = np.concatenate([[0], self.sketch_ends[_PARTS - 1 :: _PARTS]])
+        sketch_end = np.concatenate([[0], self.sketch_ends[PARTS - 1 :: PARTS]])
         sizes = self.ends * _ROW_BYTES + sketch_end[self.ends]
         begin = 0
         while begin < len(self.keys):
             before = int(sizes[begin - 1]) if begin else 0
             end = max(begin + 1, int(np.searchsorted(sizes, before + most_bytes, side="right")))
-            yield self if (begin, end) == (0, len(self.keys)) else self._part(begin, end)
+            yield self if (begin, end) == (0, len(self.keys)) else self.part(begin, end)
             begin = end
 
-    def _part(self, begin: int, end: int) -> CellColumns:
+    def part(self, begin: int, end: int) -> CellColumns:
+        """Those of the keys from ``begin`` to before ``end``, with only the boots that they have."""
         first = int(self.ends[begin - 1]) if begin else 0
         last = int(self.ends[end - 1])
-        from_byte = int(self.sketch_ends[first * _PARTS - 1]) if first else 0
-        sketch_ends = self.sketch_ends[first * _PARTS : last * _PARTS]
+        from_byte = int(self.sketch_ends[first * PARTS - 1]) if first else 0
+        sketch_ends = self.sketch_ends[first * PARTS : last * PARTS]
         to_byte = int(sketch_ends[-1]) if len(sketch_ends) else from_byte
         named, boot_of = np.unique(self.boot_of[first:last], return_inverse=True)
         return CellColumns(
@@ -176,17 +174,6 @@ def cells_together(parts: Iterable[tuple[CellColumns, int]]) -> dict[str, Slots]
 def _cell(counts: list[int], sketches: list[bytes]) -> Cell:
     values: list[Any] = [*counts, *sketches]
     return Cell(*values)
-
-
-def add_cells(deltas: dict[str, Delta], columns: CellColumns) -> None:
-    """Add the columns to the deltas of their keys."""
-    for place, key in enumerate(columns.keys):
-        mine = cells_together([(columns, place)])
-        delta = deltas.get(key)
-        if delta is None:
-            deltas[key] = Delta(columns.mark_ms, mine)
-        else:
-            join_cells(delta.cells, mine)
 
 
 def join_cells(cells: dict[str, Slots], more: dict[str, Slots]) -> None:

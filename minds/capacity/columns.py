@@ -23,7 +23,7 @@ from minds.capacity.in_flight_columns import ends_by_slot
 from minds.capacity.in_flight_columns import warm_up as warm_up_ends
 from minds.sketch import BINS, FULL, LONGEST_MS, LOWEST_BIN, PER_LOG, SMALLEST_MS
 from minds.sketch import warm_up as warm_up_sketches
-from minds.windows import COUNTS, FINE_MS, SKETCHES
+from minds.windows import COUNTS, FINE_MS, PARTS, SKETCHES, WIDTH
 from schemas.outcomes import CAUSES
 
 Name = tuple[str, str | None, str | None, str]
@@ -72,7 +72,6 @@ _CAUSE_COLUMNS = np.array([COUNTS.index(cause) for cause in CAUSES])
 _ATTEMPTS, _GOOD = COUNTS.index("attempts"), COUNTS.index("good")
 _OUTPUT, _GOOD_TOKENS = COUNTS.index("output_tokens"), COUNTS.index("good_tokens")
 _WASTED = COUNTS.index("wasted_tokens")
-_WIDTH = len(COUNTS)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -89,7 +88,7 @@ def _rows(
         size *= 2
     table = np.full(size, -1, np.int32)
     groups, seconds = np.empty(n, np.int64), np.empty(n, np.int64)
-    counts = np.zeros((n, _WIDTH), np.int64)
+    counts = np.zeros((n, WIDTH), np.int64)
     row_of = np.empty(n, np.int32)
     used = 0
     for event in range(n):
@@ -178,11 +177,14 @@ class Keys:
         self._known = 0
         self._places: dict[tuple[str, str], int] = {}
         self._numbers: dict[str, int] = {}
+        self._boots: dict[str, int] = {}
         self.keys: list[str] = []
         """By number."""
         self.boots: list[str] = []
-        """By place, and so the rest."""
+        """By number too."""
         self.key_of = np.zeros(0, np.int64)
+        """By place, and so the rest."""
+        self.boot_of = np.zeros(0, np.int64)
         self.shard = np.zeros(0, np.int64)
         self._instances = np.zeros(0, np.int64)
         self._regions = np.zeros(0, np.int64)
@@ -203,30 +205,37 @@ class Keys:
         if not new:
             return
         self._known += len(new)
-        key_of, shard = self.key_of.tolist(), self.shard.tolist()
+        added: list[tuple[int, int, int]] = []
         instances, regions = [], []
         for pool, instance, boot, region in new:
-            where = self._shard_of(pool)
+            shard = self._shard_of(pool)
             mine = -1
             if instance is not None:
-                mine = self._place(instance_key(pool, instance), boot or "", where, key_of, shard)
+                mine = self._place(instance_key(pool, instance), boot or "", shard, added)
             instances.append(mine)
-            regions.append(self._place(region_key(region, pool), "", where, key_of, shard))
-        self.key_of, self.shard = np.array(key_of, np.int64), np.array(shard, np.int64)
+            regions.append(self._place(region_key(region, pool), "", shard, added))
+        key_of, boot_of, shards = np.array(added, np.int64).reshape(-1, 3).T
+        self.key_of = np.concatenate([self.key_of, key_of])
+        self.boot_of = np.concatenate([self.boot_of, boot_of])
+        self.shard = np.concatenate([self.shard, shards])
         self._instances = np.concatenate([self._instances, np.array(instances, np.int64)])
         self._regions = np.concatenate([self._regions, np.array(regions, np.int64)])
 
-    def _place(self, key: str, boot: str, shard: int, key_of: list[int], shards: list[int]) -> int:
+    def _place(self, key: str, boot: str, shard: int, added: list[tuple[int, int, int]]) -> int:
         place = self._places.get((key, boot))
         if place is None:
             place = self._places[key, boot] = len(self._places)
-            number = self._numbers.setdefault(key, len(self._numbers))
-            if number == len(self.keys):
-                self.keys.append(key)
-            key_of.append(number)
-            shards.append(shard)
-            self.boots.append(boot)
+            numbers = _number(self._numbers, self.keys, key), _number(self._boots, self.boots, boot)
+            added.append((*numbers, shard))
         return place
+
+
+def _number(numbers: dict[str, int], names: list[str], name: str) -> int:
+    number = numbers.get(name)
+    if number is None:
+        number = numbers[name] = len(names)
+        names.append(name)
+    return number
 
 
 class ColumnFold:
@@ -268,7 +277,7 @@ class ColumnFold:
             delta = deltas.get(key)
             if delta is None:
                 delta = deltas[key] = Delta(mark_ms)
-            count_slot(signals_of(delta).in_flight, keys.boots[place], slot, attempts, work)
+            count_slot(signals_of(delta).in_flight, keys.boots[keys.boot_of[place]], slot, attempts, work)
 
     def cells(self, mark_ms: int) -> dict[int, CellColumns]:
         """By shard: each instance's cells, and each region and pool's over all its outcomes."""
@@ -302,43 +311,28 @@ class ColumnFold:
         counts = np.concatenate([each for *_, each, _ in found])[order]
         values = [columns[f"{sketch}_ms"] for sketch in SKETCHES]
         of_rows = [
-            np.where(row >= 0, row * len(SKETCHES) + part, -1).astype(np.int32)
+            np.where(row >= 0, row * PARTS + part, -1).astype(np.int32)
             for row in rows
-            for part in range(len(SKETCHES))
+            for part in range(PARTS)
         ]
-        pairs, ends = _sketches(
-            np.concatenate(values * 2), np.concatenate(of_rows), len(order) * len(SKETCHES)
-        )
-        return self._shards(mark_ms, places[order], seconds[order], counts, pairs, ends[1:] * 4)
-
-    def _shards(
-        self, mark_ms: int, places: Any, seconds: Any, counts: Any, pairs: Any, sketch_ends: Any
-    ) -> dict[int, CellColumns]:
-        """Rows in order of shard and key become columns a shard."""
-        keys = self._keys
+        pairs, ends = _sketches(np.concatenate(values * 2), np.concatenate(of_rows), len(order) * PARTS)
+        places = places[order]
         key_of, shard = keys.key_of[places], keys.shard[places]
         key_ends = np.append(np.flatnonzero(np.diff(key_of)) + 1, len(key_of))
-        sketches, boots = pairs.tobytes(), keys.boots
-        found: dict[int, CellColumns] = {}
+        together = CellColumns(
+            mark_ms,
+            [keys.keys[number] for number in key_of[key_ends - 1].tolist()],
+            key_ends,
+            keys.boots,
+            keys.boot_of[places],
+            seconds[order],
+            counts,
+            pairs.tobytes(),
+            ends[1:] * 4,
+        )
+        shard = shard[key_ends - 1]
         bounds = [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), len(shard)]
-        for begin, end in pairwise(bounds):
-            ends = key_ends[(key_ends > begin) & (key_ends <= end)]
-            named: dict[str, int] = {}
-            boot_of = [named.setdefault(boots[place], len(named)) for place in places[begin:end].tolist()]
-            from_byte = int(sketch_ends[begin * len(SKETCHES) - 1]) if begin else 0
-            to_ends = sketch_ends[begin * len(SKETCHES) : end * len(SKETCHES)]
-            found[int(shard[begin])] = CellColumns(
-                mark_ms,
-                [keys.keys[number] for number in key_of[ends - 1].tolist()],
-                ends - begin,
-                list(named),
-                np.array(boot_of, np.int64),
-                seconds[begin:end],
-                counts[begin:end],
-                sketches[from_byte : int(to_ends[-1])],
-                to_ends - from_byte,
-            )
-        return found
+        return {int(shard[begin]): together.part(begin, end) for begin, end in pairwise(bounds)}
 
 
 def warm_up() -> None:

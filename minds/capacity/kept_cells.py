@@ -14,9 +14,7 @@ import numba
 import numpy as np
 
 from minds.capacity.cell_columns import CellColumns
-from minds.windows import SKETCHES
-
-_PARTS = len(SKETCHES)
+from minds.windows import PARTS
 
 
 class Together(NamedTuple):
@@ -80,7 +78,7 @@ def _sketches(columns: list[CellColumns], order: Any, starts: Any) -> tuple[byte
         begins.append(np.concatenate([[0], each.sketch_ends[:-1]]) + at)
         ends.append(each.sketch_ends + at)
         at += len(each.sketches)
-    begin, end = (np.concatenate(part).reshape(-1, _PARTS)[order] for part in (begins, ends))
+    begin, end = (np.concatenate(part).reshape(-1, PARTS)[order] for part in (begins, ends))
     joined, sketch_ends = _join(data, begin, end, np.append(starts, len(order)))
     return joined.tobytes(), sketch_ends
 
@@ -89,19 +87,19 @@ def _sketches(columns: list[CellColumns], order: Any, starts: Any) -> tuple[byte
 def _join(data: Any, begin: Any, end: Any, bounds: Any) -> Any:
     """Join the pieces of each sketch of the rows that become one."""
     rows = len(bounds) - 1
-    joined, ends = np.empty(len(data), np.uint8), np.empty(rows * _PARTS, np.int64)
+    joined, ends = np.empty(len(data), np.uint8), np.empty(rows * PARTS, np.int64)
     at = 0
     for row in range(rows):
-        for part in range(_PARTS):
+        for part in range(PARTS):
             for piece in range(bounds[row], bounds[row + 1]):
                 for place in range(begin[piece, part], end[piece, part]):
                     joined[at] = data[place]
                     at += 1
-            ends[row * _PARTS + part] = at
+            ends[row * PARTS + part] = at
     return joined[:at], ends
 
 
 def warm_up() -> None:
     """Compile, or load what was compiled before: seconds the first time."""
-    none = np.zeros((0, _PARTS), np.int64)
+    none = np.zeros((0, PARTS), np.int64)
     _join(np.frombuffer(b"", np.uint8), none, none, np.zeros(1, np.int64))

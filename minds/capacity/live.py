@@ -20,10 +20,10 @@ from minds.capacity.kept_cells import Together
 from minds.capacity.plausible import QUARANTINE_MS, impossible_rate
 from minds.capacity.registers import RankRegister, Ranks, rates_of
 from minds.capacity.signals import SignalReadings
-from minds.capacity.window_bank import ALL_BOOTS, PLACES, SLOTS_MS, WIDTH, CellRows, WindowBank
+from minds.capacity.window_bank import ALL_BOOTS, PLACES, SLOTS_MS, CellRows, WindowBank
 from minds.merge import Interval, Open, Partial, apply_in_turn, apply_rollup
 from minds.sketch import published
-from minds.windows import COUNTS, FINE_MS, SPANS_MS, Cell, add_counts, cells_of
+from minds.windows import COUNTS, FINE_MS, SPANS_MS, WIDTH, Cell, add_counts, cells_of
 from schemas.fastpath import struct_of
 from schemas.readings import Percentiles, WindowStats
 
@@ -35,6 +35,7 @@ _Stats, _Percentiles = struct_of(WindowStats), struct_of(Percentiles)
 _SPANS = tuple(map(float, SPANS_MS))
 _SLOTS = tuple(span // slot for span, slot in zip(SPANS_MS, SLOTS_MS, strict=True))
 NO_COUNTS = [0] * WIDTH
+NOTHING_KEPT: Mapping[str, Together] = MappingProxyType({})
 
 
 class _Shape:
@@ -104,8 +105,7 @@ class Live:
     @property
     def state(self) -> State:
         """The merge state, with all that it has taken."""
-        if self._pending:
-            self._settle()
+        self.settle()
         return self._state
 
     @property
@@ -134,12 +134,10 @@ class Live:
         self._changes += 1
         return self.lane if self.filled else -1
 
-    def settle(self, key: str, kept: Mapping[str, Together]) -> None:
+    def settle(self, key: str = "", kept: Mapping[str, Together] = NOTHING_KEPT) -> None:
         """Merge what was kept for later: by the sums of ``kept`` (by source) where they are of just that."""
-        if self._pending:
-            self._settle(key, kept)
-
-    def _settle(self, key: str = "", kept: Mapping[str, Together] = MappingProxyType({})) -> None:
+        if not self._pending:
+            return
         pending, self._pending = self._pending, []
         by_source: dict[str, list[tuple[int, Interval, CellColumns, int]]] = {}
         for each in pending:
@@ -171,7 +169,7 @@ class Live:
             held = state.open.get(partial.source)
             if held is not None and (partial.generation < held.generation or partial.base < held.upto):
                 usual = False
-            if partial.delta.ranks or partial.delta.late or partial.delta.signals is not None:
+            if partial.delta.ranks or partial.delta.late:
                 told = True
         if not apply_rollup(state, offset, partials, add):
             return False

@@ -18,8 +18,9 @@ from minds.capacity.folds import State
 from minds.capacity.kept_cells import together
 from minds.capacity.live import Live
 from minds.capacity.partials import Cells, Grouped, as_partials
-from minds.capacity.window_bank import PLACES, WIDTH, CellRows, WindowBank
+from minds.capacity.window_bank import PLACES, CellRows, WindowBank
 from minds.merge import SourceTurns
+from minds.windows import WIDTH
 
 KEPT_FOR_MS = 1_000
 """How long keys keep cells for later: percentiles wait for them."""
@@ -76,10 +77,10 @@ class CapacityTable:
             skipped += self._keep(partition, offset, each, now_ms, new)
         for each in cells:
             place = (partition, each.interval.source)
-            if now_ms >= self._merge_at_ms.setdefault(place, 0):
-                # Sources have times of their own, or each second one rollup would pay for all.
-                after_ms = KEPT_FOR_MS if self._merge_at_ms[place] else phase_of(str(place)) * KEPT_FOR_MS
-                self._merge_at_ms[place] = now_ms + int(after_ms)
+            # Sources have times of their own, or each second one rollup would pay for all.
+            first_ms = now_ms + int(phase_of(str(place)) * KEPT_FOR_MS)
+            if now_ms >= self._merge_at_ms.setdefault(place, first_ms):
+                self._merge_at_ms[place] = now_ms + KEPT_FOR_MS
                 self._merge_kept(*place)
         return new, skipped
 

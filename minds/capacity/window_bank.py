@@ -12,15 +12,14 @@ the lane anew. It is marked too where the worker's own clock was set back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from minds.windows import COARSE_MS, COARSE_SLOTS, COUNTS, FINE_MS, FINE_SLOTS, SPANS_MS, Cell
+from minds.windows import COARSE_MS, COARSE_SLOTS, COUNTS, FINE_MS, FINE_SLOTS, SPANS_MS, WIDTH, Cell
 
-WIDTH = len(COUNTS)
 PLACES = len(SPANS_MS)
 SLOTS_MS = tuple(FINE_MS if span // FINE_MS < FINE_SLOTS else COARSE_MS for span in SPANS_MS)
 """How long a slot of each window is."""
@@ -36,6 +35,32 @@ _MOST_BOOTS = 100_000
 _EMPTY = np.int64(-(2**62))
 
 
+class _Lanes(NamedTuple):
+    """An element, or a row, a lane. Slots carry their numbers as tags; ``last`` is the slot that the sums of
+    a window reach up to, and ``ahead`` says that a lane lacks something."""
+
+    fine: Any
+    fine_tags: Any
+    wide: Any
+    wide_tags: Any
+    sums: Any
+    last: Any
+    ahead: Any
+
+
+def _lanes(room: int) -> _Lanes:
+    """Lanes that hold nothing."""
+    return _Lanes(
+        fine=np.zeros((room, _FINE, WIDTH), np.int64),
+        fine_tags=np.full((room, _FINE), _EMPTY, np.int64),
+        wide=np.zeros((room, _WIDE, WIDTH), np.int64),
+        wide_tags=np.full((room, _WIDE), _EMPTY, np.int64),
+        sums=np.zeros((room, PLACES, WIDTH), np.int64),
+        last=np.full((room, PLACES), _EMPTY, np.int64),
+        ahead=np.zeros(room, np.bool_),
+    )
+
+
 @numba.njit(cache=True, nogil=True)
 def _put(ring: Any, tags: Any, slot: Any, counts: Any) -> None:
     place = slot % len(tags)
@@ -47,117 +72,65 @@ def _put(ring: Any, tags: Any, slot: Any, counts: Any) -> None:
 
 
 @numba.njit(cache=True, nogil=True)
-def _add(
-    lane: Any,
-    slot: Any,
-    is_fine: Any,
-    counts: Any,
-    now_s: Any,
-    fine: Any,
-    fine_tags: Any,
-    wide: Any,
-    wide_tags: Any,
-    sums: Any,
-    last: Any,
-    ahead: Any,
-) -> None:
+def _add(lanes: Any, lane: Any, slot: Any, is_fine: Any, counts: Any, now_s: Any) -> None:
     """Add the counts of a slot (fine or wide) to a lane's rings and to the sums of windows that hold it."""
     tens = slot // _PER_WIDE if is_fine else slot
     if tens * _PER_WIDE > now_s + AHEAD_S or (is_fine and slot > now_s + AHEAD_S):
-        ahead[lane] = True
+        lanes.ahead[lane] = True
         return
     in_fine = is_fine and slot > now_s - FINE_SLOTS
     in_wide = tens > now_s // _PER_WIDE - COARSE_SLOTS
     if in_fine:
-        _put(fine[lane], fine_tags[lane], slot, counts)
+        _put(lanes.fine[lane], lanes.fine_tags[lane], slot, counts)
     if in_wide:
-        _put(wide[lane], wide_tags[lane], tens, counts)
+        _put(lanes.wide[lane], lanes.wide_tags[lane], tens, counts)
     for place in range(PLACES):
-        until = last[lane, place]
+        until = lanes.last[lane, place]
         mine = slot if _IS_FINE[place] else tens
         if (in_fine if _IS_FINE[place] else in_wide) and until - _SPANS[place] < mine <= until:
             for column in range(WIDTH):
-                sums[lane, place, column] += counts[column]
+                lanes.sums[lane, place, column] += counts[column]
 
 
 @numba.njit(cache=True, nogil=True)
-def _add_slots(
-    lane: Any,
-    slots: Any,
-    is_fine: Any,
-    counts: Any,
-    now_s: Any,
-    fine: Any,
-    fine_tags: Any,
-    wide: Any,
-    wide_tags: Any,
-    sums: Any,
-    last: Any,
-    ahead: Any,
-) -> None:
+def _add_slots(lanes: Any, lane: Any, slots: Any, is_fine: Any, counts: Any, now_s: Any) -> None:
     for row in range(len(slots)):
-        _add(
-            lane, slots[row], is_fine[row], counts[row], now_s,
-            fine, fine_tags, wide, wide_tags, sums, last, ahead,
-        )  # fmt: skip
+        _add(lanes, lane, slots[row], is_fine[row], counts[row], now_s)
 
 
 @numba.njit(cache=True, nogil=True)
 def _add_rows(
-    lane_of: Any,
-    ends: Any,
-    boot_of: Any,
-    seconds: Any,
-    counts: Any,
-    now_s: Any,
-    boots: Any,
-    fine: Any,
-    fine_tags: Any,
-    wide: Any,
-    wide_tags: Any,
-    sums: Any,
-    last: Any,
-    ahead: Any,
+    lanes: Any, boots: Any, lane_of: Any, ends: Any, boot_of: Any, seconds: Any, counts: Any, now_s: Any
 ) -> None:
     row = 0
     for key in range(len(ends)):
         lane = lane_of[key]
         while row < ends[key]:
             if lane >= 0 and (boots[lane] == ALL_BOOTS or boot_of[row] == 0 or boot_of[row] == boots[lane]):
-                _add(
-                    lane, seconds[row], True, counts[row], now_s,
-                    fine, fine_tags, wide, wide_tags, sums, last, ahead,
-                )  # fmt: skip
+                _add(lanes, lane, seconds[row], True, counts[row], now_s)
             row += 1
 
 
 @numba.njit(cache=True, nogil=True)
-def _roll(
-    lanes: Any,
-    now_s: Any,
-    fine: Any,
-    fine_tags: Any,
-    wide: Any,
-    wide_tags: Any,
-    sums: Any,
-    last: Any,
-    ahead: Any,
-) -> None:
+def _roll(lanes: Any, which: Any, now_s: Any) -> None:
     """Move windows on to now: each whose slot is another is summed anew."""
-    for lane in lanes:
-        if now_s < last[lane, 0]:  # our own clock was set back
-            ahead[lane] = True
+    for lane in which:
+        if now_s < lanes.last[lane, 0]:  # our own clock was set back
+            lanes.ahead[lane] = True
         for place in range(PLACES):
             until = now_s if _IS_FINE[place] else now_s // _PER_WIDE
-            if last[lane, place] == until:
+            if lanes.last[lane, place] == until:
                 continue
-            last[lane, place] = until
-            sums[lane, place, :] = 0
-            ring, tags = (fine[lane], fine_tags[lane]) if _IS_FINE[place] else (wide[lane], wide_tags[lane])
+            lanes.last[lane, place] = until
+            lanes.sums[lane, place, :] = 0
+            if _IS_FINE[place]:
+                ring, tags = lanes.fine[lane], lanes.fine_tags[lane]
+            else:
+                ring, tags = lanes.wide[lane], lanes.wide_tags[lane]
             for slot in range(len(tags)):
                 if until - _SPANS[place] < tags[slot] <= until:
                     for column in range(WIDTH):
-                        sums[lane, place, column] += ring[slot, column]
+                        lanes.sums[lane, place, column] += ring[slot, column]
 
 
 class WindowBank:
@@ -171,15 +144,19 @@ class WindowBank:
         self._next_boot = 1
         self.boot = np.full(room, ALL_BOOTS, np.int64)
         """The number of the boot that counts in a lane (``number_of``), or ALL_BOOTS."""
-        self.ahead = np.zeros(room, np.bool_)
+        self._lanes = _lanes(room)
+
+    @property
+    def ahead(self) -> NDArray[np.bool_]:
         """Lanes that do not hold all that their windows will."""
-        self.sums = np.zeros((room, PLACES, WIDTH), np.int64)
+        found: NDArray[np.bool_] = self._lanes.ahead
+        return found
+
+    @property
+    def sums(self) -> NDArray[np.int64]:
         """The counts of each window as of its lane's last ``roll``, and what came since."""
-        self._last = np.full((room, PLACES), _EMPTY, np.int64)
-        self._fine = np.zeros((room, _FINE, WIDTH), np.int64)
-        self._wide = np.zeros((room, _WIDE, WIDTH), np.int64)
-        self._fine_tags = np.full((room, _FINE), _EMPTY, np.int64)
-        self._wide_tags = np.full((room, _WIDE), _EMPTY, np.int64)
+        found: NDArray[np.int64] = self._lanes.sums
+        return found
 
     def lane(self) -> int:
         """A lane of its own for one more key, empty."""
@@ -198,19 +175,15 @@ class WindowBank:
 
     def clear(self, lane: int) -> None:
         """Empty the lane; which boot counts stays."""
-        self.ahead[lane] = False
-        self.sums[lane] = 0
-        for each in (self._last, self._fine_tags, self._wide_tags):
-            each[lane] = _EMPTY
+        lanes = self._lanes
+        lanes.ahead[lane], lanes.sums[lane] = False, 0
+        lanes.last[lane] = lanes.fine_tags[lane] = lanes.wide_tags[lane] = _EMPTY
 
     def _grow(self, room: int) -> None:
-        for name in ("boot", "ahead", "sums", "_last", "_fine", "_wide", "_fine_tags", "_wide_tags"):
-            old = getattr(self, name)
-            new = np.full((room, *old.shape[1:]), ALL_BOOTS if name == "boot" else 0, old.dtype)
-            if name in ("_last", "_fine_tags", "_wide_tags"):
-                new[:] = _EMPTY
+        boot, lanes = np.full(room, ALL_BOOTS, np.int64), _lanes(room)
+        for old, new in zip((self.boot, *self._lanes), (boot, *lanes), strict=True):
             new[: len(old)] = old
-            setattr(self, name, new)
+        self.boot, self._lanes = boot, lanes
 
     def number_of(self, boot: str) -> int:
         """The number of a boot's name; 0 is that of outcomes that name none, which count in every lane."""
@@ -231,7 +204,7 @@ class WindowBank:
             numbers = np.array([number for number, _, _ in slots], np.int64)
             fine = np.array([is_fine for _, is_fine, _ in slots], np.bool_)
             counts = np.array([[getattr(cell, name) for name in COUNTS] for *_, cell in slots], np.int64)
-            _add_slots(lane, numbers, fine, counts, now_ms // FINE_MS, *self._rings())
+            _add_slots(self._lanes, lane, numbers, fine, counts, now_ms // FINE_MS)
 
     def add(
         self,
@@ -244,19 +217,16 @@ class WindowBank:
     ) -> None:
         """Add rows as minds.capacity.cell_columns has them; ``lanes`` is a key's lane, negative for none, and
         ``boot_of`` a row's ``number_of``."""
-        _add_rows(lanes, ends, boot_of, seconds, counts, now_ms // FINE_MS, self.boot, *self._rings())
+        _add_rows(self._lanes, self.boot, lanes, ends, boot_of, seconds, counts, now_ms // FINE_MS)
 
     def roll(self, lanes: NDArray[np.int64], now_ms: int) -> None:
         """Move the windows of these lanes on to now."""
-        _roll(lanes, now_ms // FINE_MS, *self._rings())
+        _roll(self._lanes, lanes, now_ms // FINE_MS)
 
     def roll_one(self, lane: int, now_ms: int) -> None:
         """The same for one lane."""
-        if self._last[lane, 0] != now_ms // SLOTS_MS[0]:
+        if self._lanes.last[lane, 0] != now_ms // SLOTS_MS[0]:
             self.roll(np.array([lane], np.int64), now_ms)
-
-    def _rings(self) -> tuple[Any, ...]:
-        return (self._fine, self._fine_tags, self._wide, self._wide_tags, self.sums, self._last, self.ahead)
 
 
 class CellRows:

@@ -10,7 +10,6 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from minds.capacity.cell_columns import add_cells
 from minds.capacity.folds import Delta, State, add, instance_key, new_state, parse_key, value_of
 from minds.capacity.partials import as_partials
 from minds.merge import apply_rollup
@@ -24,6 +23,7 @@ from streams import interval
 from streams.interval import ClockBounds, Outcomes, SourceInterval, rollup_partition, rollups_of, warm_up
 from streams.record_batches import KeptRecords, RecordBatch
 from streams.rollups import decode_partials
+from tests.minds.capacity.outcome_columns import add_cells
 from tests.streams.fleet import an_outcome
 from transport.clock import now_ms
 

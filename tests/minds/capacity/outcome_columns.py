@@ -1,4 +1,4 @@
-"""Outcomes as columns, made one by one."""
+"""Outcomes as columns, made one by one, and columns as deltas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from minds.capacity.cell_columns import CellColumns, cells_together, join_cells
 from minds.capacity.columns import Name
+from minds.capacity.folds import Delta
 from schemas.outcomes import CAUSES
 
 
@@ -35,3 +37,10 @@ def columns_of(outcomes: Sequence[Any], names: list[Name]) -> Any:
         **{field: array(field, -1, "i8") for field in ("output_tokens", "wasted_tokens", "deadline_at_ms")},
         within_slo=array("within_slo", False, "?"),
     )
+
+
+def add_cells(deltas: dict[str, Delta], columns: CellColumns) -> None:
+    """Add columns to the deltas of their keys, cell by cell."""
+    for place, key in enumerate(columns.keys):
+        delta = deltas.setdefault(key, Delta(columns.mark_ms, {}))
+        join_cells(delta.cells, cells_together([(columns, place)]))

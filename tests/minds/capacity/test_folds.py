@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minds.capacity.cell_columns import add_cells
 from minds.capacity.columns import ColumnFold, Keys, Name, warm_up
 from minds.capacity.folds import (
     Delta,
@@ -31,7 +30,7 @@ from minds.windows import LATE_AFTER_MS, compact, window_stats
 from schemas.outcomes import CAUSES, Outcome
 from schemas.readings import EngineCounters, EngineGauges, Reading
 from schemas.telemetry import Telemetry
-from tests.minds.capacity.outcome_columns import columns_of
+from tests.minds.capacity.outcome_columns import add_cells, columns_of
 
 T0 = 1_796_000_000_000
 POOL = "m@v1"

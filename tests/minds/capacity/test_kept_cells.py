@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minds.capacity import columns, kept_cells
-from minds.capacity.cell_columns import CellColumns, add_cells
+from minds.capacity.cell_columns import CellColumns
 from minds.capacity.columns import ColumnFold, Keys, Name
 from minds.capacity.folds import Delta
 from minds.capacity.kept_cells import summed, together
 from minds.windows import compact
-from tests.minds.capacity.outcome_columns import columns_of
+from tests.minds.capacity.outcome_columns import add_cells, columns_of
 
 T0 = 1_796_000_000_000
 
