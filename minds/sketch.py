@@ -16,6 +16,8 @@ windows are half as many as at 1%.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numba
@@ -41,6 +43,7 @@ BINS = math.ceil(math.log(LONGEST_MS) * PER_LOG) - LOWEST_BIN + 1
 FULL = 65_535
 """The most that one pair counts."""
 _PAIR_BYTES = 4
+_WRONG_BIN = "A sketch counts in bins that there are not."
 
 SHARES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 """Of the published percentiles."""
@@ -74,14 +77,10 @@ def compacted(sketch: Sketch) -> Sketch:
     """The same sketch in its one ordered form: each bin once (more often only beyond 65,535)."""
     if len(sketch) <= _PAIR_BYTES:
         return sketch
-    counts = _dense(sketch)
-    places = np.flatnonzero(counts)
-    if counts.max(initial=0) > FULL:
-        return b"".join(_pairs(int(place) + LOWEST_BIN, int(counts[place])) for place in places)
-    pairs = np.empty((len(places), 2), "<i2")
-    pairs[:, 0] = places + LOWEST_BIN
-    pairs[:, 1] = counts[places].astype("<u2").view("<i2")
-    return pairs.tobytes()
+    is_sound, pairs = _ordered(np.frombuffer(sketch, "<i2"))
+    if not is_sound:
+        raise ValueError(_WRONG_BIN)
+    return bytes(pairs.tobytes())
 
 
 def total(sketch: Sketch) -> int:
@@ -94,40 +93,85 @@ def quantiles(sketch: Sketch, shares: tuple[float, ...]) -> list[float] | None:
 
     As the ddsketch package ranks them: the value at rank ``share * (count - 1)``, counted from 0.
     """
-    if not sketch:
-        return None
-    places = _ranked(np.frombuffer(sketch, "<i2"), np.array(shares))
-    if not len(places):
-        raise ValueError("A sketch counts bins that there are not.")
-    return [2.0 * _GAMMA**place / (_GAMMA + 1.0) for place in places.tolist()]
+    places = _places([sketch], np.array(shares))[0]
+    return None if places[0] < 0 else [_value(place) for place in places]
+
+
+def _places(sketches: Sequence[Sketch], shares: NDArray[np.float64]) -> list[list[int]]:
+    """The bins at these shares, which rise, of each sketch, counted from the lowest; -1 where it is empty."""
+    ends = np.cumsum(np.fromiter(map(len, sketches), np.int64, len(sketches))) // _PAIR_BYTES
+    found = _ranked(np.frombuffer(b"".join(sketches), "<i2"), ends, shares)
+    if len(found) < len(sketches):
+        raise ValueError(_WRONG_BIN)
+    places: list[list[int]] = found.tolist()
+    return places
+
+
+def _value(place: int) -> float:
+    """What stands for the values of a bin, counted from the lowest, in milliseconds."""
+    return float(2.0 * _GAMMA ** (place + LOWEST_BIN) / (_GAMMA + 1.0))
 
 
 @numba.njit(cache=True, nogil=True)
-def _ranked(pairs: Any, shares: Any) -> Any:
-    """The bins at these shares, which rise; none where a bin is none of ours."""
+def _ranked(pairs: Any, ends: Any, shares: Any) -> Any:
+    """A row of bins a sketch; none at all where a bin is none of ours."""
+    found = np.full((len(ends), len(shares)), -1, np.int64)
     counts = np.zeros(BINS, np.int64)
-    total = np.int64(0)
+    begin = 0
+    for sketch in range(len(ends)):
+        total, lowest, highest = np.int64(0), np.int64(BINS), np.int64(0)
+        for at in range(2 * begin, 2 * ends[sketch], 2):
+            place = np.int64(pairs[at]) - LOWEST_BIN
+            if not 0 <= place < BINS:
+                return np.empty((0, len(shares)), np.int64)
+            count = np.int64(pairs[at + 1]) & FULL
+            counts[place] += count
+            total += count
+            if place < lowest:
+                lowest = place
+            if place > highest:
+                highest = place
+        begin = ends[sketch]
+        if total:
+            reached, grown = np.int64(lowest), np.int64(counts[lowest])
+            for number in range(len(shares)):
+                rank = shares[number] * (total - 1)
+                while grown <= rank and reached < BINS - 1:
+                    reached += 1
+                    grown += counts[reached]
+                found[sketch, number] = reached
+        counts[lowest : highest + 1] = 0
+    return found
+
+
+@numba.njit(cache=True, nogil=True)
+def _ordered(pairs: Any) -> Any:
+    """Whether all bins are ours, and the same pairs with each bin once, in order (more often only beyond what
+    a pair counts)."""
+    counts = np.zeros(BINS, np.int64)
     for at in range(0, len(pairs) - 1, 2):
         place = np.int64(pairs[at]) - LOWEST_BIN
         if not 0 <= place < BINS:
-            return np.empty(0, np.int64)
-        count = np.int64(pairs[at + 1]) & FULL
-        counts[place] += count
-        total += count
-    found = np.empty(len(shares), np.int64)
-    reached, grown = 0, np.int64(counts[0])
-    for number in range(len(shares)):
-        rank = shares[number] * (total - 1)
-        while grown <= rank and reached < BINS - 1:
-            reached += 1
-            grown += counts[reached]
-        found[number] = reached + LOWEST_BIN
-    return found
+            return False, np.empty((0, 2), np.int16)
+        counts[place] += np.int64(pairs[at + 1]) & FULL
+    size = np.int64(0)
+    for each in range(BINS):
+        size += (counts[each] + FULL - 1) // FULL
+    found = np.empty((size, 2), np.int16)
+    row = 0
+    for each in range(BINS):
+        while counts[each] > 0:
+            found[row, 0] = each + LOWEST_BIN
+            found[row, 1] = np.int16(min(counts[each], FULL))
+            counts[each] -= FULL
+            row += 1
+    return True, found
 
 
 def warm_up() -> None:
     """Compile, or load what was compiled before: seconds the first time."""
-    quantiles(_pair(0, 1), tuple(SHARES.values()))
+    published_all([_pair(0, 1)])
+    compacted(_pair(0, 1) * 2)
 
 
 def percentiles(sketch: Sketch) -> Percentiles | None:
@@ -138,15 +182,23 @@ def percentiles(sketch: Sketch) -> Percentiles | None:
 
 def published(sketch: Sketch) -> dict[str, float] | None:
     """The same by name. Four digits, of what is known to 2%: rows are shorter for it."""
-    found = quantiles(sketch, tuple(SHARES.values()))
-    return None if found is None else {n: float(f"{v:.4g}") for n, v in zip(SHARES, found, strict=True)}
+    return published_all([sketch])[0]
 
 
-def _dense(sketch: Sketch) -> NDArray[np.float64]:
-    """Counts by bin from the lowest one on; floats, exact up to 2**53."""
-    pairs = np.frombuffer(sketch, "<i2")
-    places = pairs[0::2] - np.int16(LOWEST_BIN)
-    return np.asarray(np.bincount(places, pairs[1::2].view("<u2")), np.float64)
+def published_all(sketches: Sequence[Sketch]) -> list[dict[str, float] | None]:
+    """The same of many."""
+    return [
+        None if places[0] < 0 else dict(zip(SHARES, map(_rounded, places), strict=True))
+        for places in _places(sketches, _SHARES)
+    ]
+
+
+_SHARES = np.array(list(SHARES.values()))
+
+
+@cache
+def _rounded(place: int) -> float:
+    return float(f"{_value(place):.4g}")
 
 
 def _pair(place: int, count: int) -> bytes:

@@ -22,6 +22,7 @@ from schemas.topics import DECISIONS, KV, OUTCOMES, ROLLUPS, TELEMETRY
 from streams.outcome_columns import OutcomeReader
 from streams.outcome_columns import warm_up as warm_up_reader
 from streams.record_batches import RecordBatch
+from streams.record_writer import warm_up as warm_up_writer
 from streams.rollups import WireSegment, encode_delta, encode_rollup, packed
 from transport.partitioning import partition_of
 
@@ -60,6 +61,7 @@ class Outcomes:
 def warm_up() -> None:
     """Compile what both stages run, or load what was compiled before: seconds the first time."""
     warm_up_columns()
+    warm_up_writer()
     warm_up_reader()
     warm_up_kept_cells()
     warm_up_windows()

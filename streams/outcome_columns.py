@@ -251,6 +251,6 @@ def _head_of(number: int) -> int:
 
 _GRAMMAR, _STATE = _tables()
 _HEADERS = tuple(
-    np.frombuffer(header_section(SCHEMA_HEADER, header.encode()), np.uint8)
+    np.frombuffer(header_section([(SCHEMA_HEADER, header.encode())]), np.uint8)
     for header in (header_of(Outcome), envelope_header(Outcome))
 )

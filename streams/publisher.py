@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import structlog
 from aiokafka.errors import KafkaError
 
 from minds.capacity.folds import instance_key, parse_key, region_key
 from minds.capacity.gpu_health import GpuTable
 from minds.capacity.links import Links
-from minds.capacity.live import Live
+from minds.capacity.live import Live, read_shapes
 from minds.capacity.rows import Stamp, has_left, heard_at_ms, instance_row, region_row
 from minds.rows import Change
 from schemas.base import Row
@@ -27,8 +28,8 @@ from streams.health import Health, Metrics
 from streams.interval import rollup_partition
 from streams.options import StreamsOptions
 from streams.row_batches import MOST_UNDER_WAY, RowBatches, keys_before
-from streams.row_text import row_text, told_by
-from streams.shown import Owned, Place, due_at_ms
+from streams.row_text import RowText, numbers_of, row_text, told_by
+from streams.shown import Owned, Place, ShownInstance, due_of
 from transport.clock import monotonic_ms, now_ms
 from transport.producer import RowProducer
 from transport.table_reader import TableReader
@@ -103,6 +104,7 @@ class Publisher:
                 # Which rows arrived is unknown: claim anew, and publish all.
                 log.warning("rows_not_published", error=repr(error))
                 self._owned = {}
+                self._batches.drop()
             await asyncio.sleep(self._options.publish_ms / 1000.0)
             # Not wait_for: before Python 3.12 it loses a cancellation that comes as the event is set.
             with contextlib.suppress(TimeoutError):
@@ -215,42 +217,66 @@ class Publisher:
     # ------------------------------------------------------------------------------------------ instances
 
     def _recount(self, counted: dict[int, dict[str, Live]], changed: set[str]) -> None:
-        """Publish rows of which only counts are new; those that are to be made from their parts are added to
-        ``changed``."""
+        """Publish rows of which only counts and percentiles are new; those that are to be made from their
+        parts are added to ``changed``."""
         now = now_ms()
         for partition, lives in counted.items():
             owned = self._owned.get(partition)
             if owned is None:
                 continue
-            found, lanes = [], []
+            found: list[tuple[str, ShownInstance, RowText]] = []
+            lanes: list[int] = []
+            due: list[tuple[Live, RowText]] = []
+            shown_of = owned.instances.get
             for key, live in lives.items():
-                shown = owned.instances.get(key)
+                shown = shown_of(key)
                 if (
                     shown is None
                     or (text := shown.text) is None
                     or now > text.until_ms
-                    or key in changed
+                    or text.is_quiet
                     or live.lane < 0
-                    or live.shapes_due(now)
+                    or key in changed
                 ):
                     changed.add(key)
-                else:
-                    found.append((key, text))
-                    lanes.append(live.lane)
-            if lanes:
-                sums, sound = self._stage.table.counts(lanes, now)
-                figures = zip(found, sums.tolist(), told_by(sums).tolist(), sound.tolist(), strict=True)
-                self._batches.put_all(INSTANCES, partition, self._filled(owned, now, figures, changed))
+                    continue
+                found.append((key, shown, text))
+                lanes.append(live.lane)
+                if live.shapes_due(now):
+                    due.append((live, text))
+            if due:
+                read_shapes([live for live, _ in due], now)
+                for live, text in due:
+                    text.tell_shapes(live.shapes)
+            if found:
+                self._count_anew(partition, owned, now, found, lanes, changed)
 
-    def _filled(
-        self, owned: Owned, now: int, figures: Iterable[Any], changed: set[str]
-    ) -> Iterator[tuple[bytes, bytes]]:
-        for (key, text), counts, told, is_sound in figures:
-            if not is_sound or told & ~text.told:
+    def _count_anew(
+        self,
+        partition: int,
+        owned: Owned,
+        now: int,
+        found: list[tuple[str, ShownInstance, RowText]],
+        lanes: list[int],
+        changed: set[str],
+    ) -> None:
+        counts, sound = self._stage.table.counts(lanes, now)
+        tells = np.fromiter([text.told for _, _, text in found], np.int64, len(found))
+        fits = sound & (told_by(counts) & ~tells == 0)
+        keys, templates, rows = [], [], []
+        for row, ((key, shown, text), fit) in enumerate(zip(found, fits.tolist(), strict=True)):
+            if not fit:
                 changed.add(key)
-            elif text.key is not None:
-                owned.version += 1
-                yield text.key, text.filled(now, owned.version, counts)
+                continue
+            shown.published_ms = now
+            if text.key is not None:
+                keys.append(text.key)
+                templates.append(text.template)
+                rows.append(row)
+        if keys:
+            numbers = numbers_of(now, owned.version, counts if len(rows) == len(found) else counts[rows])
+            owned.version += len(keys)
+            self._batches.put_all(INSTANCES, partition, keys, templates, numbers)
 
     async def _instances(self, changed: set[str], registry: set[str]) -> None:
         """Make the rows again of what changed and of what is due."""
@@ -305,11 +331,11 @@ class Publisher:
             endpoint, live, Stamp(now, owned.epochs[INSTANCES.name], owned.version), self._gpus
         )
         options = self._options
-        due_ms = due_at_ms(row, heard_ms, now, options.heartbeat_ms, options.quiet_heartbeat_ms)
+        due = due_of(row, heard_ms, now, options.heartbeat_ms, options.quiet_heartbeat_ms)
         value = encode(row)
         knee = live.knee_tokens_per_s if live is not None else None
         text = row_text(row, value, live, pool, now) if live is not None and live.lane >= 0 else None
-        owned.show(key, row, (endpoint.region, pool), due_ms, knee, text)
+        owned.show(key, row, (endpoint.region, pool), due, now, knee, text)
         if pool == endpoint.pools[0]:
             said = live.quarantined(now) if live is not None else None
             if (alert := owned.alerts.note(endpoint.instance, said, now)) is not None:

@@ -15,8 +15,9 @@ from aiokafka import AIOKafkaConsumer, TopicPartition, conn
 from aiokafka.consumer import fetcher
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch
+from crc32c import crc32c
 
-from streams.record_scan import Scan, scan_batch
+from streams.record_scan import CRC_AT, CRC_FROM, Scan, scan_batch
 
 READER_BYTES = 16 * 1024 * 1024
 LENGTH_AT = 8
@@ -152,13 +153,21 @@ async def fetch_batches(consumer: AIOKafkaConsumer, timeout_s: float) -> list[Re
     return found
 
 
+def _is_whole(batch: Any, raw: memoryview | None) -> bool:
+    """Whether the batch's checksum is right; by the processor's own instruction: aiokafka's code takes 14
+    times as long."""
+    if raw is None or not isinstance(batch, DefaultRecordBatch):
+        return bool(batch.validate_crc())
+    return crc32c(raw[CRC_FROM:]) == int.from_bytes(raw[CRC_AT:CRC_FROM], "big")
+
+
 def _unpack(tp: TopicPartition, result: Any) -> list[RecordBatch]:
     partition = result._partition_records
     buffer, wanted = partition._records, partition.next_fetch_offset
     found: list[RecordBatch] = []
     while buffer.has_next():
         batch = buffer.next_batch()
-        if not batch.validate_crc():
+        if not _is_whole(batch, getattr(buffer, "raw", None)):
             raise CorruptRecordException(f"Invalid CRC - {tp}")
         if not batch.is_control_batch:
             taken = RecordBatch(tp, batch, wanted, getattr(buffer, "raw", None))

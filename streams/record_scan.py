@@ -6,7 +6,7 @@ The layout is Kafka's record batch of magic 2 (https://kafka.apache.org/document
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from streams.raw_memory import compiled
 
 HEAD_BYTES = 61
+CRC_AT, CRC_FROM = 17, 21
+"""Where a batch says its checksum, and from where on it is reckoned."""
 VALUE_START, VALUE_LENGTH, OFFSET, TIMESTAMP_MS, HEADERS_START, END = range(6)
 """The columns of ``Scan.table``."""
 
@@ -62,10 +64,13 @@ def scan_batch(raw: bytes | memoryview, wanted: int) -> Scan | None:
     return Scan(data, table[:taken], first_ms, last_ms)
 
 
-def header_section(name: str, value: bytes) -> bytes:
-    """The bytes of a record's headers where there is only this one; as producers write them."""
-    key = name.encode()
-    return b"".join([_varint(1), _varint(len(key)), key, _varint(len(value)), value])
+def header_section(headers: Sequence[tuple[str, bytes]]) -> bytes:
+    """The bytes of a record's headers, as producers write them."""
+    parts = [_varint(len(headers))]
+    for name, value in headers:
+        key = name.encode()
+        parts += [_varint(len(key)), key, _varint(len(value)), value]
+    return b"".join(parts)
 
 
 def _varint(number: int) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -13,10 +12,40 @@ from schemas.codec import headers_for
 from schemas.operations import CLAIM_KEY
 from schemas.topics import Topic
 from streams.record_batches import fetch_batches
+from streams.record_scan import header_section
+from streams.record_writer import RecordWriter, piece
+from transport.clock import now_ms
 from transport.consumers import stop_consumer
 
 MOST_UNDER_WAY = 24
 """Batches that the broker has not acknowledged yet: a few publications of two topics' four partitions."""
+BATCH_BYTES = 256 * 1024
+
+
+class _Rows:
+    """Rows of one partition in order: many that take numbers, or single ones that are complete."""
+
+    __slots__ = ("headers", "keys", "numbers", "rows", "templates")
+
+    def __init__(
+        self,
+        keys: list[bytes] | None = None,
+        templates: list[bytes] | None = None,
+        headers: list[bytes] | None = None,
+        numbers: Any = None,
+    ) -> None:
+        self.keys = keys or []
+        self.templates = templates or []
+        self.headers = headers or []
+        self.numbers = numbers
+        self.rows = len(self.keys)
+
+    def add(self, key: bytes, template: bytes, headers: bytes, rows: int = 1) -> None:
+        """One more."""
+        self.keys.append(key)
+        self.templates.append(template)
+        self.headers.append(headers)
+        self.rows += rows
 
 
 class RowBatches:
@@ -24,10 +53,9 @@ class RowBatches:
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self._producer = producer
-        self._open: dict[tuple[str, int], Any] = {}
-        self._full: list[tuple[str, int, Any]] = []
-        self._headers: dict[str, list[tuple[str, bytes]]] = {}
-        self._rows: Counter[str] = Counter()
+        self._open: dict[tuple[str, int], list[_Rows]] = {}
+        self._headers: dict[str, bytes] = {}
+        self._writer = RecordWriter(BATCH_BYTES)
         self._under_way: deque[Any] = deque()
 
     @property
@@ -37,55 +65,50 @@ class RowBatches:
 
     def put(self, topic: Topic, partition: int, key: str, value: bytes) -> None:
         """Add a row: the topic's model as JSON."""
-        self._append(topic, partition, key.encode(), value, self._headers_of(topic))
-        self._rows[topic.name] += 1
+        self._single(topic, partition).add(key.encode(), piece(value), self._headers_of(topic))
 
-    def put_all(self, topic: Topic, partition: int, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Add many: keys and values."""
-        headers = self._headers_of(topic)
-        at, batch, added = (topic.name, partition), None, 0
-        for key, value in rows:
-            if batch is None or batch.append(key=key, value=value, timestamp=None, headers=headers) is None:
-                self._append(topic, partition, key, value, headers)
-                batch = self._open[at]
-            added += 1
-        self._rows[topic.name] += added
+    def put_all(
+        self, topic: Topic, partition: int, keys: list[bytes], templates: list[bytes], numbers: Any
+    ) -> None:
+        """Add many: templates of streams.record_writer, and what they take."""
+        headers = [self._headers_of(topic)] * len(keys)
+        self._open.setdefault((topic.name, partition), []).append(_Rows(keys, templates, headers, numbers))
 
     def remove(self, topic: Topic, partition: int, key: str, epoch: int, version: int) -> None:
         """Add a tombstone."""
-        self._append(topic, partition, key.encode(), None, tombstone_headers(epoch, version))
+        headers = header_section(tombstone_headers(epoch, version))
+        self._single(topic, partition).add(key.encode(), b"", headers, rows=0)
 
-    def _headers_of(self, topic: Topic) -> list[tuple[str, bytes]]:
+    def drop(self) -> None:
+        """Forget what waits: it is not to be sent any more."""
+        self._open = {}
+
+    def _single(self, topic: Topic, partition: int) -> _Rows:
+        held = self._open.setdefault((topic.name, partition), [])
+        if not held or held[-1].numbers is not None:
+            held.append(_Rows())
+        return held[-1]
+
+    def _headers_of(self, topic: Topic) -> bytes:
         headers = self._headers.get(topic.name)
         if headers is None:
-            headers = self._headers[topic.name] = headers_for(topic.model)
+            headers = self._headers[topic.name] = header_section(headers_for(topic.model))
         return headers
 
-    def _append(self, topic: Topic, partition: int, key: bytes, value: bytes | None, headers: Any) -> None:
-        at = (topic.name, partition)
-        batch = self._open.get(at)
-        if batch is None:
-            batch = self._open[at] = self._producer.create_batch()
-        if batch.append(key=key, value=value, timestamp=None, headers=headers) is None:
-            self._full.append((topic.name, partition, batch))
-            batch = self._open[at] = self._producer.create_batch()
-            if batch.append(key=key, value=value, timestamp=None, headers=headers) is None:
-                raise ValueError(f"The row {key!r} of {topic.name} is larger than a record may be.")
-
     async def send(self) -> Counter[str]:
-        """Hand all to the producer; returns how many rows that were by topic.
+        """Hand all to the producer; returns how many rows that were by topic, tombstones left out.
 
         Does not wait until the broker has them, unless too many are under way: a batch follows the other on
         the same connection, so their order holds. Raises KafkaError for any that failed since the last call.
         """
-        rows, self._rows = self._rows, Counter()
-        ready = [
-            *self._full,
-            *((topic, partition, batch) for (topic, partition), batch in self._open.items()),
-        ]
-        self._open, self._full = {}, []
-        for topic, at, batch in ready:
-            self._under_way.append(await self._producer.send_batch(batch, topic, partition=at))
+        opened, self._open = self._open, {}
+        rows, now = Counter[str](), now_ms()
+        for (topic, partition), held in opened.items():
+            for each in held:
+                self._writer.add(each.keys, each.templates, each.headers, each.numbers)
+                rows[topic] += each.rows
+            for batch in self._writer.batches(now):
+                self._under_way.append(await self._producer.send_batch(batch, topic, partition=partition))
         await self.settled(MOST_UNDER_WAY)
         return rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from minds.capacity.registers import READING_VALID_MS
 from minds.capacity.rows import QUIET_VALID_MS, SILENT_LEAVES_MS, Members, members_of
@@ -18,15 +18,29 @@ Place = tuple[str, str]
 """Region and pool."""
 
 
+class Due(NamedTuple):
+    """When a row must be made again: ``beat_ms`` after it was published last, or as soon as age alone changes
+    what it says."""
+
+    beat_ms: float
+    changes_ms: float
+
+
 @dataclass(slots=True)
 class ShownInstance:
-    """An instance's row for one pool. ``due_ms`` is when it must be made again, whatever happens."""
+    """An instance's row for one pool, and when it was published last."""
 
     row: Any
     place: Place
-    due_ms: float
+    due: Due
+    published_ms: float
     queued: bool = False
     text: RowText | None = None
+
+    @property
+    def due_ms(self) -> float:
+        """When it must be made again, whatever happens."""
+        return min(self.published_ms + self.due.beat_ms, self.due.changes_ms)
 
 
 @dataclass(slots=True)
@@ -68,19 +82,21 @@ class Owned:
         key: str,
         row: Any,
         place: Place,
-        due_ms: float,
+        due: Due,
+        now_ms: float,
         knee: float | None = None,
         text: RowText | None = None,
     ) -> None:
-        """Take an instance's new row."""
+        """Take an instance's new row, published now."""
         shown = self.instances.get(key)
         if shown is None:
-            shown = self.instances[key] = ShownInstance(row, place, due_ms)
+            shown = self.instances[key] = ShownInstance(row, place, due, now_ms)
         elif shown.place != place:
             self._leave(shown.place, key)
-        shown.row, shown.place, shown.due_ms, shown.text = row, place, due_ms, text
+        shown.row, shown.place, shown.due, shown.text = row, place, due, text
+        shown.published_ms = now_ms
         if not shown.queued:
-            heapq.heappush(self._queue, (due_ms, key))
+            heapq.heappush(self._queue, (shown.due_ms, key))
             shown.queued = True
         region = self.region(place)
         region.rows[key] = row
@@ -108,7 +124,7 @@ class Owned:
             shown = self.instances.get(key)
             if shown is None:
                 continue
-            if shown.due_ms > now_ms:  # it was made again meanwhile
+            if shown.due_ms > now_ms:  # it was published again meanwhile
                 heapq.heappush(self._queue, (shown.due_ms, key))
                 continue
             shown.queued = False
@@ -125,11 +141,12 @@ class Owned:
             region.stale = region.touched = True
 
 
-def due_at_ms(row: Any, heard_ms: int, now_ms: float, heartbeat_ms: float, quiet_ms: float) -> float:
-    """When a row must be made again: at its heartbeat, or as soon as age alone changes what it says."""
-    due_ms = now_ms + (quiet_ms if row.valid_for_ms >= QUIET_VALID_MS else heartbeat_ms)
-    sampled_ms = row.sampled_at_ms
-    if sampled_ms is not None:
-        due_ms = min(due_ms, changes_at_ms(sampled_ms, now_ms, READING_VALID_MS))
+def due_of(row: Any, heard_ms: int, now_ms: float, heartbeat_ms: float, quiet_ms: float) -> Due:
+    """When this row must be made again."""
+    changes_ms = float("inf")
+    if row.sampled_at_ms is not None:
+        changes_ms = changes_at_ms(row.sampled_at_ms, now_ms, READING_VALID_MS)
     leaves_ms = heard_ms + SILENT_LEAVES_MS + 1
-    return min(due_ms, leaves_ms) if leaves_ms > now_ms else due_ms
+    if leaves_ms > now_ms:
+        changes_ms = min(changes_ms, leaves_ms)
+    return Due(quiet_ms if row.valid_for_ms >= QUIET_VALID_MS else heartbeat_ms, changes_ms)

@@ -22,8 +22,8 @@ from minds.capacity.registers import RankRegister, Ranks, rates_of
 from minds.capacity.signals import SignalReadings
 from minds.capacity.window_bank import ALL_BOOTS, PLACES, SLOTS_MS, CellRows, WindowBank
 from minds.merge import Interval, Open, Partial, apply_in_turn, apply_rollup
-from minds.sketch import published
-from minds.windows import COUNTS, FINE_MS, SPANS_MS, WIDTH, Cell, add_counts, cells_of
+from minds.sketch import Sketch, published_all
+from minds.windows import COUNTS, FINE_MS, SKETCHES, SPANS_MS, WIDTH, Cell, add_counts, cells_of
 from schemas.fastpath import struct_of
 from schemas.readings import Percentiles, WindowStats
 
@@ -38,15 +38,15 @@ NO_COUNTS = [0] * WIDTH
 NOTHING_KEPT: Mapping[str, Together] = MappingProxyType({})
 
 
-class _Shape:
+class Shape:
     """The percentiles of one window, and when they were read (or count as read)."""
 
-    __slots__ = ("change", "queue", "read_at_ms", "slot", "tpot", "ttft")
+    __slots__ = ("change", "queue_ms", "read_at_ms", "slot", "tpot_ms", "ttft_ms")
 
     def __init__(self) -> None:
-        self.ttft: Any = None
-        self.tpot: Any = None
-        self.queue: Any = None
+        self.ttft_ms: Any = None
+        self.tpot_ms: Any = None
+        self.queue_ms: Any = None
         self.read_at_ms = 0
         self.slot = self.change = -1
 
@@ -63,7 +63,6 @@ class Live:
         "_phase",
         "_rates",
         "_reckoned",
-        "_shapes",
         "_signals",
         "_state",
         "boots",
@@ -74,6 +73,7 @@ class Live:
         "lane",
         "late",
         "ranks",
+        "shapes",
     )
 
     def __init__(
@@ -91,7 +91,7 @@ class Live:
         """Whether the lane holds what the state does."""
         self.boots: tuple[str, ...] | None = None
         self._changes = 0
-        self._shapes = (_Shape(), _Shape(), _Shape())
+        self.shapes = (Shape(), Shape(), Shape())
         self.changed_at_ms = 0
         self.late = 0
         """Outcomes too old for any window."""
@@ -211,7 +211,7 @@ class Live:
             self.boots, self._rates, self._reckoned = boots, {}, False
             self.knee_tokens_per_s = None
             self.filled = False
-            self._shapes = (_Shape(), _Shape(), _Shape())
+            self.shapes = (Shape(), Shape(), Shape())
 
     def rates(self, ranks: Iterable[RankRegister], now_ms: int) -> dict[str, tuple[float, float]]:
         """Each counter's rate and when its newest sample was; reckoned when telemetry came, then it ages.
@@ -300,39 +300,43 @@ class Live:
 
     def shapes_due(self, now_ms: int) -> bool:
         """Whether percentiles are to be read again: the shortest window's, and others along with them."""
-        return now_ms - self._shapes[0].read_at_ms >= REFRESH_MS[0]
+        return now_ms - self.shapes[0].read_at_ms >= REFRESH_MS[0]
 
     def stats(self, now_ms: int) -> list[Any]:
         """The windows' figures as structs of schemas.readings.WindowStats."""
-        silent = now_ms - self.changed_at_ms >= SILENT_MS
-        found = []
-        for place, counts in enumerate(self.counts(now_ms)):
-            shape = self._shape(place, now_ms, silent)
-            found.append(
-                _Stats(
-                    span_ms=_SPANS[place],
-                    **dict(zip(COUNTS, counts, strict=True)),
-                    ttft_ms=shape.ttft,
-                    tpot_ms=shape.tpot,
-                    queue_ms=shape.queue,
-                )
+        counts = self.counts(now_ms)
+        read_shapes([self], now_ms)
+        return [
+            _Stats(
+                span_ms=_SPANS[place],
+                **dict(zip(COUNTS, counts[place], strict=True)),
+                ttft_ms=shape.ttft_ms,
+                tpot_ms=shape.tpot_ms,
+                queue_ms=shape.queue_ms,
             )
-        return found
+            for place, shape in enumerate(self.shapes)
+        ]
 
-    def _shape(self, place: int, now_ms: int, silent: bool) -> _Shape:
-        shape = self._shapes[place]
-        slot = now_ms // SLOTS_MS[place]
-        stale = silent and (shape.slot != slot or shape.change != self._changes)
-        if stale or now_ms - shape.read_at_ms >= REFRESH_MS[place]:
-            # What a busy key keeps for later is a second's: its percentiles wait that long, and nobody else.
-            cells = list(self._cells(place, slot, self.state if silent else self._state))
-            shape.ttft = _percentiles(b"".join([cell.ttft for cell in cells]))
-            shape.tpot = _percentiles(b"".join([cell.tpot for cell in cells]))
-            shape.queue = _percentiles(b"".join([cell.queue for cell in cells]))
-            first = shape.read_at_ms == 0
-            shape.read_at_ms = now_ms - int(self._phase * REFRESH_MS[place]) if first else now_ms
-            shape.slot, shape.change = slot, self._changes if silent else -1
-        return shape
+    def sketches_due(self, now_ms: int) -> Iterator[tuple[Shape, list[Sketch]]]:
+        """The windows whose percentiles are to be read again, each with its SKETCHES; they count as read."""
+        silent = now_ms - self.changed_at_ms >= SILENT_MS
+        for place, shape in enumerate(self.shapes):
+            slot = now_ms // SLOTS_MS[place]
+            stale = silent and (shape.slot != slot or shape.change != self._changes)
+            if stale or now_ms - shape.read_at_ms >= REFRESH_MS[place]:
+                # What a busy key keeps for later is a second's: its percentiles wait that long, nobody else.
+                cells = list(self._cells(place, slot, self.state if silent else self._state))
+                first = shape.read_at_ms == 0
+                shape.read_at_ms = now_ms - int(self._phase * REFRESH_MS[place]) if first else now_ms
+                shape.slot, shape.change = slot, self._changes if silent else -1
+                yield (
+                    shape,
+                    [
+                        b"".join([cell.ttft for cell in cells]),
+                        b"".join([cell.tpot for cell in cells]),
+                        b"".join([cell.queue for cell in cells]),
+                    ],
+                )
 
     def _cells(self, place: int, last: int, state: State) -> Iterator[Cell]:
         """All cells of the window's slots, closed and open, of the boots that count."""
@@ -349,7 +353,13 @@ class Live:
                             yield cell
 
 
-def _percentiles(sketch: bytes) -> Any:
-    """As minds.sketch.percentiles, as a struct."""
-    found = published(sketch)
+def read_shapes(lives: Iterable[Live], now_ms: int) -> None:
+    """Read the percentiles of these keys that are due, all together."""
+    due = [each for live in lives for each in live.sketches_due(now_ms)]
+    found = iter(published_all([sketch for _, sketches in due for sketch in sketches]))
+    for shape, _ in due:
+        shape.ttft_ms, shape.tpot_ms, shape.queue_ms = (_percentiles(next(found)) for _ in SKETCHES)
+
+
+def _percentiles(found: dict[str, float] | None) -> Any:
     return None if found is None else _Percentiles(**found)

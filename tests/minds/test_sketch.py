@@ -24,12 +24,22 @@ from minds.sketch import (
     percentiles,
     quantiles,
     sketch_of_bins,
+    published_all,
     total,
+    warm_up,
 )
 from minds.sketch import sketch_of_values as sketch_of
 
 SHARES = (0.0, 0.5, 0.9, 0.95, 0.99, 1.0)
 SLACK = 1e-9
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled() -> None:
+    """Once for all, or the first examples take seconds."""
+    warm_up()
+
+
 durations = st.lists(st.floats(min_value=0.01, max_value=6e8), min_size=1, max_size=200)
 
 
@@ -118,3 +128,11 @@ def test_a_sketch_is_json_as_base64() -> None:
     text = msgspec.json.encode(sketch)
     assert text.strip(b'"') == base64.b64encode(sketch)
     assert msgspec.json.decode(text, type=bytes) == sketch
+
+
+def test_many_are_read_together_as_one_by_one() -> None:
+    rng = random.Random(1)
+    sketches = [sketch_of([rng.lognormvariate(4, 1) for _ in range(size)]) for size in (0, 1, 3, 0, 500)]
+    assert published_all(sketches) == [published_all([each])[0] for each in sketches]
+    assert [each is None for each in published_all(sketches)] == [True, False, False, True, False]
+    assert published_all([]) == []

@@ -68,7 +68,7 @@ def test_the_same_records_as_the_client_finds(told: list[Record], base: int, ski
     if expected:
         stamps = [record.timestamp for record in expected]
         assert (scan.first_ms, scan.last_ms) == (min(stamps), max(stamps))
-    alone = header_section(*SCHEMA)
+    alone = header_section([SCHEMA])
     for row, record in zip(scan.table.tolist(), expected, strict=True):
         section = raw[row[HEADERS_START] : row[END]]
         assert (section == alone) == (record.headers == [SCHEMA])
@@ -88,7 +88,7 @@ def test_long_header_values_have_long_lengths() -> None:
     raw = build([(1, 0, None, b"x", [header])])
     scan = scan_batch(raw, 0)
     assert scan is not None
-    assert raw[scan.table[0, HEADERS_START] :] == header_section(*header)
+    assert raw[scan.table[0, HEADERS_START] :] == header_section([header])
 
 
 @settings(deadline=None)
