@@ -34,10 +34,39 @@ FETCH_BYTES = 1024 * 1024
 """Of a partition, and what the broker answers at once for: less waits until the interval ends."""
 OTHER_BROKERS_S = 0.005
 """How long an interval waits for the answers of brokers after the first."""
-FETCH_TAKES_MS = 4
-"""What an interval takes beyond the broker's wait: the way there and back, and reading."""
+PACE_GAIN = 0.1
+"""Which part of an answer's lateness is added to what is asked for earlier."""
 TOO_EARLY_S = 0.02
 """How much sooner an interval may end than it should: what the broker's wait may fall short by."""
+
+
+class Pace:
+    """When intervals are to end, and how long the broker is to wait with its answer for that.
+
+    One interval a ``flush_s``, whatever the way there and back takes: how late answers come is learnt, and
+    asked for so much earlier. After a delay the grid starts anew, so that intervals are never short.
+    """
+
+    def __init__(self, flush_s: float) -> None:
+        self._flush_s = flush_s
+        self._due_s = 0.0
+        self._takes_s = 0.0
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether what was fetched now ends the interval; then the next one begins."""
+        if now_s < self._due_s - TOO_EARLY_S:
+            return False
+        half_s = self._flush_s / 2
+        late_s = min(now_s - self._due_s, half_s)
+        self._takes_s = min(max(0.0, self._takes_s + PACE_GAIN * late_s), half_s)
+        self._due_s = max(self._due_s + self._flush_s, now_s + half_s)
+        return True
+
+    def wait_ms(self, now_s: float) -> int:
+        """How long the broker is to wait if it is asked now. Never much less than an interval: where nothing
+        comes, the same fetch is sent again and again."""
+        wait_s = max(self._due_s - now_s - self._takes_s, self._flush_s / 4)
+        return max(1, round(1000 * wait_s))
 
 
 class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -69,7 +98,7 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
         self._assigned = False
         self._broken = True
         self._turn = asyncio.Lock()
-        self._read_at_s = 0.0
+        self._pace = Pace(options.flush_ms / 1000.0)
         self._lagging_since_ms: float | None = None
         self._down_since_ms: float | None = monotonic_ms()
         health.add("combiner", live=self._stalled, ready=self._not_ready)
@@ -99,7 +128,7 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
                 auto_offset_reset="earliest",
                 session_timeout_ms=6_000,
                 heartbeat_interval_ms=1_500,
-                fetch_max_wait_ms=max(1, round(self._options.flush_ms) - FETCH_TAKES_MS),
+                fetch_max_wait_ms=max(1, round(self._options.flush_ms)),
                 fetch_min_bytes=FETCH_BYTES,
                 max_partition_fetch_bytes=FETCH_BYTES,
                 request_timeout_ms=20_000,
@@ -182,21 +211,22 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
         flush_s = self._options.flush_ms / 1000.0
         began, events = loop.time(), 0
         while events < MAX_EVENTS and not self._broken:
-            events += await self._take_fetched(consumer, flush_s)
-            now = loop.time()
+            fetched = await fetch_batches(consumer, flush_s)
+            is_over = self._pace.is_over(loop.time())
+            consumer._fetcher._fetch_max_wait_ms = self._pace.wait_ms(loop.time())
+            events += await self._take_all(fetched)
             if self._behind(consumer) > max(events, FAR_BEHIND):
-                if now >= began + CATCHING_UP_S:
+                if loop.time() >= began + CATCHING_UP_S:
                     break
-            elif now >= self._read_at_s + flush_s - TOO_EARLY_S:
+            elif is_over:
                 break
         if len(consumer._client.cluster.brokers()) > 1:  # the others' answers come within moments
-            await self._take_fetched(consumer, OTHER_BROKERS_S)
-        self._read_at_s = loop.time()
+            await self._take_all(await fetch_batches(consumer, OTHER_BROKERS_S))
 
-    async def _take_fetched(self, consumer: AIOKafkaConsumer, wait_s: float) -> int:
-        """Fold what has been fetched by now or within that time; returns how many events it held."""
+    async def _take_all(self, fetched: list[RecordBatch]) -> int:
+        """Fold what has been fetched; returns how many events it held."""
         events = 0
-        for tp, each in groupby(await fetch_batches(consumer, wait_s), key=attrgetter("tp")):
+        for tp, each in groupby(fetched, key=attrgetter("tp")):
             events += await self._take(tp, list(each))
         return events
 
@@ -225,19 +255,14 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
             return
         began_ms = monotonic_ms()
         try:
-            sent = []
+            sent, key = [], self._options.worker_id.encode()
             for partition, value, partials in rollups_of(
                 list(read.values()), self._options.worker_id, now_ms()
             ):
-                sent.append(
-                    await self._producer.send(
-                        ROLLUPS.name,
-                        value,
-                        key=self._options.worker_id.encode(),
-                        partition=partition,
-                        headers=headers_for(Rollup),
-                    )
-                )
+                batch = self._producer.create_batch()
+                batch.append(key=key, value=value, timestamp=None, headers=headers_for(Rollup))
+                batch.close()  # or the producer would wait for more of it
+                sent.append(await self._producer.send_batch(batch, ROLLUPS.name, partition=partition))
                 self._metrics.partials.inc(partials)
             await asyncio.wait_for(asyncio.gather(*sent), PRODUCE_TIMEOUT_S)
             await consumer.commit({tp: source.upto for tp, source in read.items()})

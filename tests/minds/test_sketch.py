@@ -22,9 +22,9 @@ from minds.sketch import (
     compacted,
     merged,
     percentiles,
+    published_all,
     quantiles,
     sketch_of_bins,
-    published_all,
     total,
     warm_up,
 )
