@@ -88,17 +88,23 @@ class CapacityStage:
         """What changed, encoded one by one as the settler asks: a state that moved on meanwhile is as good,
         since it holds the offset that it has applied. Up to where the tables are complete comes last."""
         table = self.table
-        table.merge_kept()
         keys, table.unstored = table.unstored, set()
         upto = dict(self._order.next) if keys else {}
+        for merged in table.merge_kept():  # a source at a time: all at once would keep rollups waiting
+            for key in merged & keys:
+                yield self._write(key, table.lives.get(key), merged=True)
+            keys -= merged
         for key in keys:
-            live = table.lives.get(key)
-            partition = rollup_partition(parse_key(key).pool)
-            value = None if live is None else encode_state(live.state)
-            yield self._table(key), key.encode(), value, partition
+            yield self._write(key, table.lives.get(key))
         for partition, offset in upto.items():
             value = msgspec.msgpack.encode(offset)
             yield self._tables[TABLES[0]], f"{UPTO}{partition}".encode(), value, partition
+
+    def _write(self, key: str, live: Live | None, *, merged: bool = False) -> Write:
+        value = None
+        if live is not None:
+            value = encode_state(live.merged_state if merged else live.state)
+        return self._table(key), key.encode(), value, rollup_partition(parse_key(key).pool)
 
     def forget_idle(self) -> None:
         """Drop the keys of which nothing came for 15 minutes."""

@@ -67,7 +67,7 @@ class EventTail:
                 group_id=None,
                 enable_auto_commit=False,
                 auto_offset_reset="latest",
-                fetch_max_wait_ms=200,
+                fetch_max_wait_ms=500,
                 request_timeout_ms=10_000,
             )
             try:

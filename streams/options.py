@@ -21,8 +21,8 @@ class StreamsOptions:
     port: int = 0
     app_id: str = "tokenfleet"
     flush_ms: float = 250.0
-    publish_ms: float = 5.0
-    """The least time between two publications: rollups that come together make one row a key."""
+    publish_ms: float = 3.0
+    """How long a publication waits for more: the rollups of an interval come together."""
     heartbeat_ms: float = 2_500.0
     """Each row again at this interval: shorter than its own validity, so that a steady fleet stays fresh."""
     quiet_heartbeat_ms: float = 25_000.0

@@ -80,7 +80,7 @@ class TableReader:
                 group_id=None,
                 enable_auto_commit=False,
                 auto_offset_reset="earliest",
-                fetch_max_wait_ms=50,
+                fetch_max_wait_ms=500,  # a row is answered at once; this is how often an idle broker is asked
                 request_timeout_ms=10_000,
             )
             try:

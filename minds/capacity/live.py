@@ -28,7 +28,8 @@ from schemas.fastpath import struct_of
 from schemas.readings import Percentiles, WindowStats
 
 REFRESH_MS = (2_000, 10_000, 10_000)
-"""How old the percentiles of a busy window may be, for each span."""
+"""How old the percentiles of a busy window may be, for each span. The shortest's are read again after each
+merge of what was kept for later, and wait for it."""
 SILENT_MS = 1_000
 
 _Stats, _Percentiles = struct_of(WindowStats), struct_of(Percentiles)
@@ -59,6 +60,7 @@ class Live:
         "_changes",
         "_impossible",
         "_jumped",
+        "_merged",
         "_pending",
         "_phase",
         "_rates",
@@ -90,6 +92,7 @@ class Live:
         self.filled = False
         """Whether the lane holds what the state does."""
         self.boots: tuple[str, ...] | None = None
+        self._merged = False
         self._changes = 0
         self.shapes = (Shape(), Shape(), Shape())
         self.changed_at_ms = 0
@@ -106,6 +109,11 @@ class Live:
     def state(self) -> State:
         """The merge state, with all that it has taken."""
         self.settle()
+        return self._state
+
+    @property
+    def merged_state(self) -> State:
+        """The same but for what it keeps for later since it last merged."""
         return self._state
 
     @property
@@ -138,6 +146,7 @@ class Live:
         """Merge what was kept for later: by the sums of ``kept`` (by source) where they are of just that."""
         if not self._pending:
             return
+        self._merged = True
         pending, self._pending = self._pending, []
         by_source: dict[str, list[tuple[int, Interval, CellColumns, int]]] = {}
         for each in pending:
@@ -300,7 +309,7 @@ class Live:
 
     def shapes_due(self, now_ms: int) -> bool:
         """Whether percentiles are to be read again: the shortest window's, and others along with them."""
-        return now_ms - self.shapes[0].read_at_ms >= REFRESH_MS[0]
+        return self._merged or (not self._pending and now_ms - self.shapes[0].read_at_ms >= REFRESH_MS[0])
 
     def stats(self, now_ms: int) -> list[Any]:
         """The windows' figures as structs of schemas.readings.WindowStats."""
@@ -320,11 +329,13 @@ class Live:
     def sketches_due(self, now_ms: int) -> Iterator[tuple[Shape, list[Sketch]]]:
         """The windows whose percentiles are to be read again, each with its SKETCHES; they count as read."""
         silent = now_ms - self.changed_at_ms >= SILENT_MS
+        merged, self._merged = self._merged, False
         for place, shape in enumerate(self.shapes):
             slot = now_ms // SLOTS_MS[place]
             stale = silent and (shape.slot != slot or shape.change != self._changes)
+            stale = stale or (merged and place == 0)
             if stale or now_ms - shape.read_at_ms >= REFRESH_MS[place]:
-                # What a busy key keeps for later is a second's: its percentiles wait that long, nobody else.
+                # What a busy key keeps for later is two seconds': its percentiles wait for it, nobody else.
                 cells = list(self._cells(place, slot, self.state if silent else self._state))
                 first = shape.read_at_ms == 0
                 shape.read_at_ms = now_ms - int(self._phase * REFRESH_MS[place]) if first else now_ms

@@ -7,6 +7,7 @@ merge rule.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
@@ -22,7 +23,7 @@ from minds.capacity.window_bank import PLACES, CellRows, WindowBank
 from minds.merge import SourceTurns
 from minds.windows import WIDTH
 
-KEPT_FOR_MS = 1_000
+KEPT_FOR_MS = 2_000
 """How long keys keep cells for later: percentiles wait for them."""
 FIRST_LANES = 1_024
 
@@ -128,17 +129,20 @@ class CapacityTable:
         self._bank.add(to, columns.ends, boot_of, columns.seconds, columns.counts, now_ms)
         return skipped
 
-    def merge_kept(self) -> None:
-        """Have all keys merge what they keep."""
+    def merge_kept(self) -> Iterator[set[str]]:
+        """Have the keys merge what they keep: those of one source each time that the next ones are asked for,
+        which are returned."""
         for partition, source in list(self._kept):
-            self._merge_kept(partition, source)
+            yield self._merge_kept(partition, source)
 
-    def _merge_kept(self, partition: int, source: str) -> None:
+    def _merge_kept(self, partition: int, source: str) -> set[str]:
         kept = self._kept.pop((partition, source), [])
         sums = {source: together(kept)} if len(kept) > 1 else {}
-        for key in {key for columns in kept for key in columns.keys}:
+        keys = {key for columns in kept for key in columns.keys}
+        for key in keys:
             if (live := self.lives.get(key)) is not None:
                 live.settle(key, sums)
+        return keys
 
     def counts(self, lanes: list[int], now_ms: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The windows' counts of keys by the lanes of their ``Live``, a row each, one window after the other;

@@ -20,7 +20,9 @@ from schemas.fastpath import decoder_of, encode
 from schemas.readings import EngineGauges, Reading
 from schemas.tables import InstanceRow
 from schemas.telemetry import Telemetry
-from streams.row_text import AGED_FOR_MS, row_text, told_by
+from streams.record_scan import Scan, header_section, scan_batch
+from streams.record_writer import RecordWriter, WrittenBatch
+from streams.row_text import AGED_FOR_MS, HOLDS_FOR_MS, RowText, numbers_of, row_text, told_by
 
 T0 = 1_796_000_000_000
 POOL = "m@v1"
@@ -47,6 +49,23 @@ def live_with(attempts: int, *, sampled_ms: int | None = None, **total: Any) -> 
     return Live(State(closed=Total(mark_ms=T0, rings={"b0": rings}, **total)))
 
 
+def filled_of(text: RowText, now_ms: int, version: int, counts: list[int]) -> bytes:
+    """The value that a batch of this one row holds."""
+    writer = RecordWriter(10_000)
+    numbers = numbers_of(now_ms, version - 1, np.array([counts], np.int64))
+    writer.add([b"i-1"], [text.template], [header_section([])], numbers)
+    [batch] = writer.batches(now_ms)
+    [(_, _, value)] = scan_of(batch).values()
+    assert value is not None
+    return value
+
+
+def scan_of(batch: WrittenBatch) -> Scan:
+    found = scan_batch(bytes(batch._build()), 0)
+    assert found is not None
+    return found
+
+
 def counts_at(live: Live, now_ms: int) -> list[int]:
     return [count for window in live.counts(now_ms) for count in window]
 
@@ -58,7 +77,7 @@ def both(live: Live, later_ms: int, version: int = 9) -> tuple[Any, Any]:
     assert text is not None
     now = T0 + later_ms
     assert now <= text.until_ms
-    filled = text.filled(now, version, counts_at(live, now))
+    filled = filled_of(text, now, version, counts_at(live, now))
     wanted = instance_row(endpoint(), live, Stamp(now, 7, version))
     return READ(filled), READ(encode(wanted))
 
@@ -77,7 +96,7 @@ def test_the_text_is_valid_json_of_its_model_and_leaves_out_what_is_0() -> None:
     row = instance_row(endpoint("i-1"), live, Stamp(T0, 7, 3))
     text = row_text(row, encode(row), live, POOL, T0)
     assert text is not None
-    value = text.filled(T0 + 50, 4, counts_at(live, T0 + 50))
+    value = filled_of(text, T0 + 50, 4, counts_at(live, T0 + 50))
     InstanceRow.model_validate_json(value)
     told = json.loads(value)
     assert (told["as_of_ms"], told["version"], told["epoch"], told["pools"]) == (T0 + 50, 4, 7, [POOL])
@@ -112,7 +131,32 @@ def test_ages_bound_how_long_a_text_holds() -> None:
         text = row_text(row, encode(row), live, POOL, T0)
         assert text is not None
         assert text.until_ms == until_ms
-    assert both(live_with(5), 0)[0].windows[0].attempts == 5
+    live = live_with(5)
+    row = instance_row(endpoint(), live, Stamp(T0, 7, 3))
+    text = row_text(row, encode(row), live, POOL, T0)
+    assert text is not None
+    assert text.until_ms == T0 + HOLDS_FOR_MS
+
+
+def test_percentiles_are_told_anew_in_place() -> None:
+    live = live_with(5)
+    row = instance_row(endpoint(), live, Stamp(T0, 7, 3))
+    text = row_text(row, encode(row), live, POOL, T0)
+    assert text is not None
+    assert READ(filled_of(text, T0 + 1, 4, counts_at(live, T0))).windows[0].ttft_ms is None
+    live.shapes[0].ttft_ms = {"p50": 1.5, "p90": 2.0, "p95": 2.0, "p99": 3.0}
+    text.tell_shapes(live.shapes)
+    told = READ(filled_of(text, T0 + 1, 4, counts_at(live, T0)))
+    assert (told.windows[0].ttft_ms.p50, told.windows[0].attempts) == (1.5, 5)
+    assert told.windows[1].ttft_ms is None
+
+
+def test_a_row_says_whether_only_news_can_change_it() -> None:
+    for live, is_quiet in ((live_with(5), False), (live_with(0), True)):
+        row = instance_row(endpoint(), live, Stamp(T0, 7, 3))
+        text = row_text(row, encode(row), live, POOL, T0)
+        assert text is not None
+        assert text.is_quiet is is_quiet
 
 
 def test_rows_that_change_by_themselves_have_no_text() -> None:

@@ -306,7 +306,7 @@ class Run:
         lives = self.table.lives
         if roll < 0.15:  # store what changed, then commit
             if self.rng.random() < 0.5:
-                self.table.merge_kept()
+                list(self.table.merge_kept())
             self.stored = {key: encode_state(live.state) for key, live in lives.items()}
             self.stored_upto = self.applied_upto
         elif roll < 0.3:  # a crash, or a rebalance: back to what was stored, and read again from there
