@@ -82,7 +82,7 @@ class CellColumns:
             return "its ends are not as many as what they end"
         for name, steps, last in (("rows", ends, rows), ("sketches", sketch_ends, len(self.sketches))):
             if int(steps[-1] if len(steps) else 0) != last or (
-                len(steps) and np.diff(steps, prepend=0).min() < 0
+                len(steps) and (int(steps[0]) < 0 or bool((steps[1:] < steps[:-1]).any()))
             ):
                 return f"the ends of its {name} do not rise to the last"
         if rows and not 0 <= int(self.boot_of.min()) <= int(self.boot_of.max()) < len(self.boots):
@@ -136,18 +136,25 @@ class CellColumns:
         from_byte = int(self.sketch_ends[first * PARTS - 1]) if first else 0
         sketch_ends = self.sketch_ends[first * PARTS : last * PARTS]
         to_byte = int(sketch_ends[-1]) if len(sketch_ends) else from_byte
-        named, boot_of = np.unique(self.boot_of[first:last], return_inverse=True)
+        boot_of = self.boot_of[first:last]
+        is_named = np.zeros(len(self.boots), np.bool_)
+        is_named[boot_of] = True
         return CellColumns(
             self.mark_ms,
             self.keys[begin:end],
             self.ends[begin:end] - first,
-            [self.boots[number] for number in named.tolist()],
-            boot_of.astype(np.int64),
+            [self.boots[number] for number in np.flatnonzero(is_named).tolist()],
+            (np.cumsum(is_named) - 1)[boot_of],
             self.seconds[first:last],
             self.counts[first:last],
             self.sketches[from_byte:to_byte],
             sketch_ends - from_byte,
         )
+
+
+def changes(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The places where a value is another than the one before it."""
+    return np.flatnonzero(values[1:] != values[:-1]) + 1
 
 
 def cells_together(parts: Iterable[tuple[CellColumns, int]]) -> dict[str, Slots]:

@@ -16,7 +16,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from minds.capacity.cell_columns import CellColumns
+from minds.capacity.cell_columns import CellColumns, changes
 from minds.capacity.folds import Delta, instance_key, region_key, signals_of
 from minds.capacity.in_flight import count_slot
 from minds.capacity.in_flight_columns import ends_by_slot
@@ -318,7 +318,7 @@ class ColumnFold:
         pairs, ends = _sketches(np.concatenate(values * 2), np.concatenate(of_rows), len(order) * PARTS)
         places = places[order]
         key_of, shard = keys.key_of[places], keys.shard[places]
-        key_ends = np.append(np.flatnonzero(np.diff(key_of)) + 1, len(key_of))
+        key_ends = np.append(changes(key_of), len(key_of))
         together = CellColumns(
             mark_ms,
             [keys.keys[number] for number in key_of[key_ends - 1].tolist()],
@@ -331,7 +331,7 @@ class ColumnFold:
             ends[1:] * 4,
         )
         shard = shard[key_ends - 1]
-        bounds = [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), len(shard)]
+        bounds = [0, *changes(shard).tolist(), len(shard)]
         return {int(shard[begin]): together.part(begin, end) for begin, end in pairwise(bounds)}
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from minds.capacity.cell_columns import CellColumns
+from minds.capacity.cell_columns import CellColumns, changes
 from minds.windows import PARTS
 
 
@@ -53,11 +53,11 @@ def summed(columns: list[CellColumns]) -> CellColumns:
     order = np.lexsort((second, boot, key))
     key, boot, second = key[order], boot[order], second[order]
     first = np.ones(len(order), np.bool_)
-    first[1:] = (np.diff(key) != 0) | (np.diff(boot) != 0) | (np.diff(second) != 0)
+    first[1:] = (key[1:] != key[:-1]) | (boot[1:] != boot[:-1]) | (second[1:] != second[:-1])
     starts = np.flatnonzero(first)
     counts = np.add.reduceat(np.concatenate([each.counts for each in columns])[order], starts, axis=0)
     sketches, sketch_ends = _sketches(columns, order, starts)
-    ends = np.append(np.flatnonzero(np.diff(key[starts])) + 1, len(starts))
+    ends = np.append(changes(key[starts]), len(starts))
     return CellColumns(
         max(each.mark_ms for each in columns),
         list(keys),  # numbered as they came, so in the order of their numbers
