@@ -21,7 +21,7 @@ from bench.streams.log import Rows, Writer, make_topics, register
 from infra.kafka.embedded import EmbeddedKafka
 from transport.clock import now_ms
 
-FLUSH_MS = 60
+FLUSH_MS = 70
 """Of ours: what half of a core affords; the flow of bytewax publishes 100 ms after an event."""
 TICK_S = 0.005
 SETTLE_S = 3.0

@@ -72,6 +72,31 @@ _CAUSE_COLUMNS = np.array([COUNTS.index(cause) for cause in CAUSES])
 _ATTEMPTS, _GOOD = COUNTS.index("attempts"), COUNTS.index("good")
 _OUTPUT, _GOOD_TOKENS = COUNTS.index("output_tokens"), COUNTS.index("good_tokens")
 _WASTED = COUNTS.index("wasted_tokens")
+FIRST_ROWS = 1_024
+"""Room for so many rows at first."""
+_NO_BIN = -32_768
+
+
+@numba.njit(cache=True, nogil=True)
+def _grown(table: Any, groups: Any, seconds: Any, counts: Any, used: Any) -> Any:
+    """The same with four times the room. It grows with what is in it: memory for as many rows as there are
+    events would have to be cleared, and would not stay in the caches."""
+    room = 4 * len(groups)
+    new_table = np.full(4 * len(table), -1, np.int32)
+    new_groups, new_seconds = np.empty(room, np.int64), np.empty(room, np.int64)
+    new_counts = np.zeros((room, WIDTH), np.int64)
+    new_groups[:used], new_seconds[:used], new_counts[:used] = groups[:used], seconds[:used], counts[:used]
+    for row in range(used):
+        place = _hash(groups[row], seconds[row]) & (len(new_table) - 1)
+        while new_table[place] >= 0:
+            place = (place + 1) & (len(new_table) - 1)
+        new_table[place] = row
+    return new_table, new_groups, new_seconds, new_counts
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _hash(group: Any, second: Any) -> Any:
+    return group * 2_654_435_761 + second * 40_503
 
 
 @numba.njit(cache=True, nogil=True)
@@ -83,12 +108,9 @@ def _rows(
     Events of negative groups are left out; their row is -1.
     """
     n = len(group)
-    size = 16
-    while size < 2 * n:
-        size *= 2
-    table = np.full(size, -1, np.int32)
-    groups, seconds = np.empty(n, np.int64), np.empty(n, np.int64)
-    counts = np.zeros((n, WIDTH), np.int64)
+    table = np.full(4 * FIRST_ROWS, -1, np.int32)
+    groups, seconds = np.empty(FIRST_ROWS, np.int64), np.empty(FIRST_ROWS, np.int64)
+    counts = np.zeros((FIRST_ROWS, WIDTH), np.int64)
     row_of = np.empty(n, np.int32)
     used = 0
     for event in range(n):
@@ -96,10 +118,14 @@ def _rows(
         if which < 0:
             row_of[event] = -1
             continue
-        place = (which * 2_654_435_761 + second * 40_503) & (size - 1)
+        place = _hash(which, second) & (len(table) - 1)
         while True:
             row = table[place]
             if row < 0:
+                if used == len(groups):
+                    table, groups, seconds, counts = _grown(table, groups, seconds, counts, used)
+                    place = _hash(which, second) & (len(table) - 1)
+                    continue
                 row = used
                 table[place] = row
                 groups[row], seconds[row] = which, second
@@ -107,7 +133,7 @@ def _rows(
                 break
             if groups[row] == which and seconds[row] == second:
                 break
-            place = (place + 1) & (size - 1)
+            place = (place + 1) & (len(table) - 1)
         row_of[event] = row
         counts[row, _ATTEMPTS] += 1
         counts[row, columns[cause[event]]] += 1
@@ -124,43 +150,64 @@ def _rows(
 
 
 @numba.njit(cache=True, nogil=True)
-def _sketches(values_ms: Any, row_of: Any, rows: int) -> Any:
-    """Pairs of bin and count (as minds.sketch has them), and where each row's begin."""
-    n = len(values_ms)
-    starts = np.zeros(rows + 1, np.int64)
-    bins = np.empty(n, np.int16)
-    for event in range(n):
+def _bins(values_ms: Any) -> Any:
+    """The bin of each latency; _NO_BIN where it is unknown."""
+    bins = np.empty(len(values_ms), np.int16)
+    for event in range(len(values_ms)):
         value = values_ms[event]
-        if value == value and row_of[event] >= 0:
+        if value == value:
             bins[event] = math.ceil(math.log(min(max(value, SMALLEST_MS), LONGEST_MS)) * PER_LOG)
-            starts[row_of[event] + 1] += 1
-    for row in range(rows):
-        starts[row + 1] += starts[row]
+        else:
+            bins[event] = _NO_BIN
+    return bins
+
+
+@numba.njit(cache=True, nogil=True)
+def _sketches(bins: Any, row_of: Any, rows: int) -> Any:
+    """Pairs of bin and count (as minds.sketch has them), and where each sketch's begin.
+
+    ``bins`` has an array a sketch, and ``row_of`` arrays of rows: an event counts in its row of each. A row
+    has PARTS sketches, one after the other.
+    """
+    n = len(bins[0])
+    sketches = rows * PARTS
+    starts = np.zeros(sketches + 1, np.int64)
+    for part in range(PARTS):
+        mine = bins[part]
+        for to in row_of:
+            for event in range(n):
+                if mine[event] != _NO_BIN and to[event] >= 0:
+                    starts[to[event] * PARTS + part + 1] += 1
+    for sketch in range(sketches):
+        starts[sketch + 1] += starts[sketch]
     fill = starts[:-1].copy()
-    sorted_bins = np.empty(starts[rows], np.int16)
-    for event in range(n):
-        if values_ms[event] == values_ms[event] and row_of[event] >= 0:
-            row = row_of[event]
-            sorted_bins[fill[row]] = bins[event]
-            fill[row] += 1
+    sorted_bins = np.empty(starts[sketches], np.int16)
+    for part in range(PARTS):
+        mine = bins[part]
+        for to in row_of:
+            for event in range(n):
+                if mine[event] != _NO_BIN and to[event] >= 0:
+                    sketch = to[event] * PARTS + part
+                    sorted_bins[fill[sketch]] = mine[event]
+                    fill[sketch] += 1
     seen = np.zeros(BINS, np.int32)
-    pairs = np.empty(2 * starts[rows], np.uint16)
-    ends = np.zeros(rows + 1, np.int64)
+    pairs = np.empty(2 * starts[sketches], np.uint16)
+    ends = np.zeros(sketches + 1, np.int64)
     at = 0
-    for row in range(rows):
-        for place in range(starts[row], starts[row + 1]):
+    for sketch in range(sketches):
+        for place in range(starts[sketch], starts[sketch + 1]):
             seen[sorted_bins[place] - LOWEST_BIN] += 1
-        for place in range(starts[row], starts[row + 1]):
+        for place in range(starts[sketch], starts[sketch + 1]):
             index = sorted_bins[place] - LOWEST_BIN
             left = seen[index]
             seen[index] = 0
             while left > 0:
-                part = min(left, FULL)
+                part_of = min(left, FULL)
                 pairs[2 * at] = np.uint16(sorted_bins[place])
-                pairs[2 * at + 1] = part
-                left -= part
+                pairs[2 * at + 1] = part_of
+                left -= part_of
                 at += 1
-        ends[row + 1] = at
+        ends[sketch + 1] = at
     return pairs[: 2 * at], ends
 
 
@@ -305,17 +352,12 @@ class ColumnFold:
         inverse = np.empty(len(order), np.int32)
         inverse[order] = np.arange(len(order), dtype=np.int32)
         rows = [
-            np.where(row_of >= 0, inverse[row_of + at], -1)
+            np.where(row_of >= 0, inverse[row_of + at], np.int32(-1))
             for at, (*_, row_of) in ((0, found[0]), (first, found[1]))
         ]
         counts = np.concatenate([each for *_, each, _ in found])[order]
-        values = [columns[f"{sketch}_ms"] for sketch in SKETCHES]
-        of_rows = [
-            np.where(row >= 0, row * PARTS + part, -1).astype(np.int32)
-            for row in rows
-            for part in range(PARTS)
-        ]
-        pairs, ends = _sketches(np.concatenate(values * 2), np.concatenate(of_rows), len(order) * PARTS)
+        bins = tuple(_bins(columns[f"{sketch}_ms"]) for sketch in SKETCHES)
+        pairs, ends = _sketches(bins, tuple(rows), len(order))
         places = places[order]
         key_of, shard = keys.key_of[places], keys.shard[places]
         key_ends = np.append(changes(key_of), len(key_of))
@@ -339,6 +381,7 @@ def warm_up() -> None:
     """Compile, or load what was compiled before: seconds the first time."""
     none, nothing = np.zeros(0, np.int64), np.zeros(0, np.int64)
     _rows(none, nothing, np.zeros(0, np.int8), nothing, nothing, np.zeros(0, np.bool_), _CAUSE_COLUMNS)
-    _sketches(np.zeros(0, np.float64), np.zeros(0, np.int32), 0)
+    bins, rows = _bins(np.zeros(0, np.float64)), np.zeros(0, np.int32)
+    _sketches((bins, bins, bins), (rows, rows), 0)
     warm_up_ends()
     warm_up_sketches()

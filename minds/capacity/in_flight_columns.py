@@ -32,7 +32,9 @@ def ends_by_slot(
 
 @numba.njit(cache=True, nogil=True)
 def _ends(group: Any, deadline_at_ms: Any, work_tokens: Any, at_ms: Any) -> Any:
-    n = len(group)
+    n = 0
+    for event in range(len(group)):
+        n += group[event] >= 0 and deadline_at_ms[event] >= 0
     size = 16
     while size < 2 * n:
         size *= 2
@@ -40,7 +42,7 @@ def _ends(group: Any, deadline_at_ms: Any, work_tokens: Any, at_ms: Any) -> Any:
     groups, slots = np.empty(n, np.int64), np.empty(n, np.int64)
     attempts, work = np.zeros(n, np.int64), np.zeros(n, np.int64)
     used = 0
-    for event in range(n):
+    for event in range(len(group)):
         which = np.int64(group[event])
         if which < 0 or deadline_at_ms[event] < 0 or deadline_at_ms[event] > at_ms[event] + FARTHEST_MS:
             continue
