@@ -20,6 +20,7 @@ from streams.combiner import Combiner
 from streams.event_tail import EventTail, Followed
 from streams.faust_tables import build_app, changelog_topics
 from streams.health import Health, Metrics, serve_health
+from streams.heap import keep_freed
 from streams.interval import warm_up
 from streams.lag import Following, LagWatch, OffsetProbe
 from streams.options import StreamsOptions
@@ -44,6 +45,7 @@ async def run_worker(options: StreamsOptions, stop: asyncio.Event, started: asyn
     port is taken, and LayoutDiffers, TablesOutdated or GroupInUse of streams.rebuild. A component that fails
     later turns ``/healthz`` red; the others go on.
     """
+    keep_freed()
     health, metrics = Health(), Metrics()
     health.add("worker", ready=lambda: None if started.is_set() else "The worker is starting.")
     web = await serve_health(health, metrics, options.host, options.port)
