@@ -44,7 +44,7 @@ class Pace:
     """When intervals are to end, and how long the broker is to wait with its answer for that.
 
     One interval a ``flush_s``, whatever the way there and back takes: how late answers come is learnt, and
-    asked for so much earlier. After a delay the grid starts anew, so that intervals are never short.
+    asked for so much earlier. A delay is not made up for by short intervals: the grid starts anew.
     """
 
     def __init__(self, flush_s: float) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minds.capacity.columns import ColumnFold, Keys, Name, warm_up
+from minds.capacity.columns import FIRST_ROWS, ColumnFold, Keys, Name, warm_up
 from minds.capacity.folds import (
     Delta,
     add,
@@ -198,6 +198,23 @@ def test_both_fast_folds_are_the_plain_one(drawn: list[tuple]) -> None:
         for part in cells.split(300):
             assert part.wrong() is None
             add_cells(deltas, part)
+    assert in_order(deltas) == in_order(plain)
+
+
+def test_columns_hold_as_many_rows_as_there_are() -> None:
+    rng, names = random.Random(4), list[Name]()
+    drawn = [(rng.randrange(700), rng.randrange(9_000)) for _ in range(9_000)]
+    outcomes = [outcome(n, T0 + at, instance=f"i-{which}") for n, (which, at) in enumerate(drawn)]
+    plain: dict[str, Delta] = {}
+    for event in outcomes:
+        fold_outcome(plain, event, T0 + 9_000)
+    fold = ColumnFold(Keys(names))
+    fold.take(columns_of(outcomes, names))
+    deltas: dict[str, Delta] = {}
+    fold.add_ends(deltas, T0 + 9_000)
+    [cells] = fold.cells(T0 + 9_000).values()
+    assert len(cells.seconds) > 4 * FIRST_ROWS
+    add_cells(deltas, cells)
     assert in_order(deltas) == in_order(plain)
 
 
