@@ -20,6 +20,8 @@ class StreamsOptions:
     host: str = "127.0.0.1"
     port: int = 0
     app_id: str = "tokenfleet"
+    session_ms: float = 6_000.0
+    """How long a worker that is gone keeps its partitions from others; the broker has bounds of its own."""
     flush_ms: float = 250.0
     publish_ms: float = 3.0
     """How long a publication waits for more: the rollups of an interval come together."""
@@ -45,6 +47,11 @@ class StreamsOptions:
 
     close_decisions: bool = True
     """Whether this worker closes lost decisions too; the tables do not need it."""
+
+    @property
+    def heartbeat_interval_ms(self) -> float:
+        """How often a consumer tells its group that it lives."""
+        return self.session_ms / 4.0
 
     @property
     def combiner_group(self) -> str:

@@ -32,6 +32,8 @@ from transport.partitioning import partition_of
 from transport.table_reader import TableReader
 
 PATIENCE_S = 60.0
+SESSION_MS = 2_500
+"""Shorter than by default, or tests of takeovers would mostly wait."""
 REGISTERED_AGAIN_S = 10.0
 """An instance of which nothing is heard for a minute leaves; a test on a busy machine may take longer."""
 
@@ -45,7 +47,8 @@ class Worker:
         self._log = folder / f"{worker_id}.log"
         self._options = [
             *("streams", "--kafka", bootstrap, "--app-id", app_id, "--worker-id", worker_id),
-            *("--port", str(self.port), "--data", str(folder / worker_id), *options),
+            *("--port", str(self.port), "--data", str(folder / worker_id)),
+            *("--session-ms", str(SESSION_MS), *options),
         ]
         self.program = ["-m", "tokenfleet"]
         self.environment: dict[str, str] = {}

@@ -176,7 +176,7 @@ async def test_a_worker_that_stalls_and_comes_back_as_a_zombie_changes_nothing(
     await second.ready()
     first.send(signal.SIGSTOP)
     await produce(log, rng, f"{unique}-c", instances, reference, 20)
-    # The group gives up on it after its session of 6 s; the second worker owns all then.
+    # The group gives up on it after its session; the second worker owns all then.
     await eventually(lambda: not reference.differences(log), lambda: reference.differences(log)[:3])
     first.send(signal.SIGCONT)
     await produce(log, rng, f"{unique}-d", instances, reference, 40)

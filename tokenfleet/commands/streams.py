@@ -36,6 +36,10 @@ def streams(
     flush_ms: Annotated[
         float, typer.Option(min=20, max=5_000, help="Length of an interval of the combiner, in ms.")
     ] = 250.0,
+    session_ms: Annotated[
+        float,
+        typer.Option(min=1_000, help="How long a worker that is gone keeps its partitions, in ms."),
+    ] = 6_000.0,
     app_id: Annotated[str, typer.Option(help="Prefix of the groups and changelogs.")] = "tokenfleet",
     broker_timeout_s: Annotated[
         float, typer.Option(min=0.1, help="How long to wait for a broker at the start.")
@@ -69,6 +73,7 @@ def streams(
         port=port,
         app_id=app_id,
         flush_ms=flush_ms,
+        session_ms=session_ms,
         broker_timeout_s=broker_timeout_s,
         close_decisions=closing,
         closing=ClosingTerms(horizon_ms=lost_after_ms, silent_ms=router_silent_ms),
