@@ -187,6 +187,8 @@ def published(sketch: Sketch) -> dict[str, float] | None:
 
 def published_all(sketches: Sequence[Sketch]) -> list[dict[str, float] | None]:
     """The same of many."""
+    if not any(sketches):
+        return [None] * len(sketches)  # most instances of a large fleet have had no outcomes lately
     return [
         None if places[0] < 0 else dict(zip(SHARES, map(_rounded, places), strict=True))
         for places in _places(sketches, _SHARES)

@@ -21,7 +21,8 @@ class StreamsOptions:
     port: int = 0
     app_id: str = "tokenfleet"
     session_ms: float = 6_000.0
-    """How long a worker that is gone keeps its partitions from others; the broker has bounds of its own."""
+    """How long a worker that is gone keeps its partitions from others: less than its requests may take, which
+    is 20 s, and within the broker's own bounds."""
     flush_ms: float = 250.0
     publish_ms: float = 3.0
     """How long a publication waits for more: the rollups of an interval come together."""

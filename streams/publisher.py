@@ -48,6 +48,8 @@ merge together, and the next publication is near."""
 YIELD_EVERY = 50
 """Rows between two turns for others."""
 IDLE_S = 0.25
+DUE_S = 0.05
+"""What is due by the clock may wait so long: in a large fleet something always is, and publications cost."""
 TIDY_EVERY_MS = 30_000.0
 """How often what links and GPUs have not repeated is forgotten, and the list of regions made anew."""
 
@@ -116,7 +118,7 @@ class Publisher:
 
     def _idle_s(self) -> float:
         due_ms = min([owned.next_due_ms() for owned in self._owned.values()], default=float("inf"))
-        return max(0.0, min(IDLE_S, (due_ms - now_ms()) / 1000.0))
+        return max(DUE_S, min(IDLE_S, (due_ms - now_ms()) / 1000.0))
 
     async def _tick(self) -> None:
         self._stage.wake.clear()

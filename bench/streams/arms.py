@@ -125,7 +125,9 @@ def ours(bootstrap: str, folder: Path, *options: str) -> Arm:
     port = free_port()
     command = [
         *(sys.executable, "-m", "tokenfleet", "streams", "--kafka", bootstrap, "--worker-id", "bench-0"),
-        *("--port", str(port), "--data", str(folder / "ours"), "--no-closing", *options),
+        *("--port", str(port), "--data", str(folder / "ours"), "--no-closing"),
+        # Catching up begins with a pause, which the peers' sessions of 45 s and more outlast.
+        *("--session-ms", "15000", *options),
     ]
     return Arm(
         "tokenfleet", "fleet.outcomes", "fleet.instances", command, {}, our_row, folder / "ours.log", port

@@ -340,6 +340,8 @@ class Live:
                 first = shape.read_at_ms == 0
                 shape.read_at_ms = now_ms - int(self._phase * REFRESH_MS[place]) if first else now_ms
                 shape.slot, shape.change = slot, self._changes if silent else -1
+                if not cells and shape.ttft_ms is shape.tpot_ms is shape.queue_ms is None:
+                    continue  # there were none, and there are none
                 yield (
                     shape,
                     [

@@ -86,7 +86,7 @@ def instance_row(endpoint: Any, live: Live | None, stamp: Stamp, gpus: GpuTable 
     rates: dict[str, tuple[float, float]] = {}
     late = 0
     if live is None:
-        windows = NO_WINDOWS.stats(now_ms)
+        windows = NO_STATS
     else:
         live.of_boots(("", boot))
         windows = live.stats(now_ms)
@@ -246,7 +246,7 @@ def region_row(
     and those that reached none included.
     """
     capped = grants is not None and grants.cap_work_tokens is not None
-    windows = (live if live is not None else NO_WINDOWS).stats(stamp.now_ms)
+    windows = live.stats(stamp.now_ms) if live is not None else NO_STATS
     readings = members.readings
     return _RegionRow(
         as_of_ms=stamp.now_ms,
@@ -275,7 +275,8 @@ def region_row(
     )
 
 
-NO_WINDOWS = Live()
+NO_STATS = Live().stats(0)
+"""Of a key that has had no outcomes: the windows are empty whatever the time."""
 
 
 def _fresh(value: float | None) -> Any:

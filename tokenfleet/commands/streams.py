@@ -38,7 +38,9 @@ def streams(
     ] = 250.0,
     session_ms: Annotated[
         float,
-        typer.Option(min=1_000, help="How long a worker that is gone keeps its partitions, in ms."),
+        typer.Option(
+            min=1_000, max=15_000, help="How long a worker that is gone keeps its partitions, in ms."
+        ),
     ] = 6_000.0,
     app_id: Annotated[str, typer.Option(help="Prefix of the groups and changelogs.")] = "tokenfleet",
     broker_timeout_s: Annotated[
