@@ -14,6 +14,9 @@ LOOPBACK = "127.0.0.1"
 
 _LOWEST_PICK = 20_000
 """Well-known servers mostly listen below."""
+_MOST_PICKED = 2_000
+_picked: set[int] = set()
+"""What ``free_port`` has returned."""
 
 
 def free_port() -> int:
@@ -21,13 +24,18 @@ def free_port() -> int:
 
     It lies outside the range from which the kernel takes the source ports of outgoing connections: a client
     that keeps trying to reach a dead server on a port of that range can be given the very port as its source,
-    is then connected to itself, and the server cannot come back. Another process may take the port before it
-    is used, so a caller still has to handle a failed bind.
+    is then connected to itself, and the server cannot come back. No port is returned twice in a process: what
+    was picked first may be bound last. Another process may take the port before it is used, so a caller still
+    has to handle a failed bind.
     """
+    if len(_picked) > _MOST_PICKED:
+        _picked.clear()
     first_ephemeral, last_ephemeral = _ephemeral_range()
     for _ in range(100):
         port = random.randrange(_LOWEST_PICK, 65_536)
-        if not first_ephemeral <= port <= last_ephemeral and _bind_error(port) is None:
+        is_outside = not first_ephemeral <= port <= last_ephemeral
+        if is_outside and port not in _picked and _bind_error(port) is None:
+            _picked.add(port)
             return port
     with closing(_reusable_socket()) as sock:
         sock.bind((LOOPBACK, 0))

@@ -32,6 +32,12 @@ def test_free_ports_lie_outside_the_range_of_outgoing_connections() -> None:
     assert not any(first <= free_port() <= last for _ in range(50))
 
 
+def test_no_port_is_given_twice() -> None:
+    """A broker that starts at once must not get the port of an engine that starts later."""
+    ports = [free_port() for _ in range(600)]
+    assert len(set(ports)) == len(ports)
+
+
 def test_a_taken_port_is_one_sentence_that_says_which_and_for_what() -> None:
     with closing(listener()) as sock:
         port = sock.getsockname()[1]
