@@ -22,7 +22,7 @@ from infra.kafka.embedded import EmbeddedKafka
 from transport.clock import now_ms
 
 FLUSH_MS = 70
-"""Of ours: what half of a core affords; the flow of bytewax publishes 100 ms after an event."""
+"""Of ours: what a third of a core affords; the flow of bytewax publishes 100 ms after an event."""
 TICK_S = 0.005
 SETTLE_S = 3.0
 """Left out at the start: caches fill, the first rows are made."""
