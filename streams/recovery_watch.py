@@ -1,7 +1,7 @@
 """A recovery of tables that stands still is begun again.
 
 Faust waits for its changelogs without a limit, and in one of some thirty rebalances on a busy machine none of
-their records comes, though all is assigned and the broker answers. Beginning again seeks them to where
+their records comes, though all is assigned and the broker answers. To begin again seeks the changelogs to where
 the recovery has got to, and resumes their partitions; what is read twice is overwritten by itself.
 """
 
