@@ -142,11 +142,8 @@ class Ownership:
         self._on_lost: list[Callable[[], None]] = []
         self.partitions: frozenset[int] = frozenset()
         self.recovered = False
-        self.is_assigned = False
-        """Whether no rebalance is under way: recovered or about to be."""
         self.turn = 0
         app.on_partitions_revoked.connect(self._revoked)
-        app.on_partitions_assigned.connect(self._was_assigned)
 
     def follow(
         self, table: BatchedTable, load: Callable[[frozenset[int]], None], lost: Callable[[], None]
@@ -169,12 +166,8 @@ class Ownership:
     def _assigned(self) -> frozenset[int]:
         return frozenset(tp.partition for tp in self._app.consumer.assignment() if tp.topic == self._topic)
 
-    async def _was_assigned(self, app: faust.App, assigned: object, **_: object) -> None:
-        self.is_assigned = True
-
     async def _revoked(self, app: faust.App, revoked: object, **_: object) -> None:
         self.turn += 1
-        self.is_assigned = False
         self.partitions, self.recovered = frozenset(), False
         self._waiting = set(self._tables)
         for lost in self._on_lost:

@@ -26,7 +26,6 @@ from streams.lag import Following, LagWatch, OffsetProbe
 from streams.options import StreamsOptions
 from streams.publisher import READ, Publisher
 from streams.rebuild import check_format, check_layout, rewind_rollups
-from streams.recovery_watch import RecoveryWatch
 from streams.row_batches import RowBatches
 from transport.admin import ensure_topics
 from transport.clock import now_ms
@@ -123,7 +122,6 @@ async def run_worker(options: StreamsOptions, stop: asyncio.Event, started: asyn
             ("capacity", stage.run(options.store_ms)),
             ("publisher", publisher.run()),
             ("lag", lag.run()),
-            ("recovery", RecoveryWatch(app, [each.ownership for each in followers.values()]).run()),
             ("tail", tail.run()),
             *parts,
         ):
