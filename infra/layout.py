@@ -127,14 +127,7 @@ def _names(regions: Mapping[str, int], routers: Mapping[str, str]) -> list[str]:
 
 def free_ports(regions: Mapping[str, int] = REGIONS, routers: Mapping[str, str] = ROUTERS) -> dict[str, int]:
     """A free port for each part, so that a demo never collides with anything."""
-    taken: set[int] = set()
-    ports = {}
-    for name in _names(regions, routers):
-        while (port := free_port()) in taken:
-            pass
-        taken.add(port)
-        ports[name] = port
-    return ports
+    return {name: free_port() for name in _names(regions, routers)}
 
 
 def fixed_ports(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import socket
+from collections import deque
 from contextlib import closing
 from pathlib import Path
 
@@ -14,9 +15,8 @@ LOOPBACK = "127.0.0.1"
 
 _LOWEST_PICK = 20_000
 """Well-known servers mostly listen below."""
-_MOST_PICKED = 2_000
-_picked: set[int] = set()
-"""What ``free_port`` has returned."""
+_picked: deque[int] = deque(maxlen=2_000)
+"""What ``free_port`` returned lately."""
 
 
 def free_port() -> int:
@@ -28,19 +28,17 @@ def free_port() -> int:
     was picked first may be bound last. Another process may take the port before it is used, so a caller still
     has to handle a failed bind.
     """
-    if len(_picked) > _MOST_PICKED:
-        _picked.clear()
     first_ephemeral, last_ephemeral = _ephemeral_range()
     for _ in range(100):
         port = random.randrange(_LOWEST_PICK, 65_536)
         is_outside = not first_ephemeral <= port <= last_ephemeral
         if is_outside and port not in _picked and _bind_error(port) is None:
-            _picked.add(port)
-            return port
-    with closing(_reusable_socket()) as sock:
-        sock.bind((LOOPBACK, 0))
-        picked: int = sock.getsockname()[1]
-        return picked
+            break
+    else:
+        while (port := _ephemeral_port()) in _picked:
+            pass
+    _picked.append(port)
+    return port
 
 
 def check_port_free(port: int, what: str) -> None:
@@ -71,6 +69,13 @@ def port_answers(port: int, timeout_s: float = 0.5) -> bool:
             return True
     except OSError:
         return False
+
+
+def _ephemeral_port() -> int:
+    with closing(_reusable_socket()) as sock:
+        sock.bind((LOOPBACK, 0))
+        port: int = sock.getsockname()[1]
+        return port
 
 
 def _bind_error(port: int) -> OSError | None:

@@ -10,7 +10,7 @@ import faust
 import msgspec
 import structlog
 
-from minds.capacity.folds import FORMAT, decode_state, encode_state, parse_key
+from minds.capacity.folds import FORMAT, State, decode_state, encode_state, parse_key
 from minds.capacity.live import Live
 from minds.capacity.table import CapacityTable
 from schemas.codec import Refused
@@ -92,18 +92,18 @@ class CapacityStage:
         upto = dict(self._order.next) if keys else {}
         for merged in table.merge_kept():  # a source at a time: all at once would keep rollups waiting
             for key in merged & keys:
-                yield self._write(key, table.lives.get(key), merged=True)
+                live = table.lives.get(key)
+                yield self._write(key, None if live is None else live.merged_state)
             keys -= merged
         for key in keys:
-            yield self._write(key, table.lives.get(key))
+            live = table.lives.get(key)
+            yield self._write(key, None if live is None else live.state)
         for partition, offset in upto.items():
             value = msgspec.msgpack.encode(offset)
             yield self._tables[TABLES[0]], f"{UPTO}{partition}".encode(), value, partition
 
-    def _write(self, key: str, live: Live | None, *, merged: bool = False) -> Write:
-        value = None
-        if live is not None:
-            value = encode_state(live.merged_state if merged else live.state)
+    def _write(self, key: str, state: State | None) -> Write:
+        value = None if state is None else encode_state(state)
         return self._table(key), key.encode(), value, rollup_partition(parse_key(key).pool)
 
     def forget_idle(self) -> None:

@@ -212,8 +212,9 @@ class Combiner(ConsumerRebalanceListener):  # type: ignore[misc]
         began, events = loop.time(), 0
         while events < MAX_EVENTS and not self._broken:
             fetched = await fetch_batches(consumer, flush_s)
-            is_over = self._pace.is_over(loop.time())
-            consumer._fetcher._fetch_max_wait_ms = self._pace.wait_ms(loop.time())
+            now = loop.time()
+            is_over = self._pace.is_over(now)
+            consumer._fetcher._fetch_max_wait_ms = self._pace.wait_ms(now)
             events += await self._take_all(fetched)
             if self._behind(consumer) > max(events, FAR_BEHIND):
                 if loop.time() >= began + CATCHING_UP_S:

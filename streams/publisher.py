@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import structlog
@@ -52,6 +52,15 @@ DUE_S = 0.05
 """What is due by the clock may wait so long: in a large fleet something always is, and publications cost."""
 TIDY_EVERY_MS = 30_000.0
 """How often what links and GPUs have not repeated is forgotten, and the list of regions made anew."""
+
+
+class _Counted(NamedTuple):
+    """An instance of which only counts and percentiles may be new."""
+
+    key: str
+    lane: int
+    shown: ShownInstance
+    text: RowText
 
 
 class Publisher:
@@ -229,12 +238,10 @@ class Publisher:
             owned = self._owned.get(partition)
             if owned is None:
                 continue
-            found: list[tuple[str, ShownInstance, RowText]] = []
-            lanes: list[int] = []
+            found: list[_Counted] = []
             due: list[tuple[Live, RowText]] = []
-            shown_of = owned.instances.get
             for key, live in lives.items():
-                shown = shown_of(key)
+                shown = owned.instances.get(key)
                 if (
                     shown is None
                     or (text := shown.text) is None
@@ -245,8 +252,7 @@ class Publisher:
                 ):
                     changed.add(key)
                     continue
-                found.append((key, shown, text))
-                lanes.append(live.lane)
+                found.append(_Counted(key, live.lane, shown, text))
                 if len(due) < MOST_SHAPES and live.shapes_due(now):
                     due.append((live, text))
             if due:
@@ -254,22 +260,16 @@ class Publisher:
                 for live, text in due:
                     text.tell_shapes(live.shapes)
             if found:
-                self._count_anew(partition, owned, now, found, lanes, changed)
+                self._count_anew(partition, owned, now, found, changed)
 
     def _count_anew(
-        self,
-        partition: int,
-        owned: Owned,
-        now: int,
-        found: list[tuple[str, ShownInstance, RowText]],
-        lanes: list[int],
-        changed: set[str],
+        self, partition: int, owned: Owned, now: int, found: list[_Counted], changed: set[str]
     ) -> None:
-        counts, sound = self._stage.table.counts(lanes, now)
-        tells = np.fromiter([text.told for _, _, text in found], np.int64, len(found))
+        counts, sound = self._stage.table.counts([each.lane for each in found], now)
+        tells = np.array([each.text.told for each in found], np.int64)
         fits = sound & (told_by(counts) & ~tells == 0)
         keys, templates, rows = [], [], []
-        for row, ((key, shown, text), fit) in enumerate(zip(found, fits.tolist(), strict=True)):
+        for row, ((key, _, shown, text), fit) in enumerate(zip(found, fits.tolist(), strict=True)):
             if not fit:
                 changed.add(key)
                 continue

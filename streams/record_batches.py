@@ -17,11 +17,9 @@ from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch
 from crc32c import crc32c
 
-from streams.record_scan import CRC_AT, CRC_FROM, Scan, scan_batch
+from streams.record_scan import CRC_AT, CRC_FROM, LENGTH_AT, Scan, scan_batch
 
 READER_BYTES = 16 * 1024 * 1024
-LENGTH_AT = 8
-"""Where a batch of any magic says how many bytes follow its length."""
 
 
 class KeptRecords(fetcher.MemoryRecords):  # type: ignore[misc]
@@ -167,10 +165,11 @@ def _unpack(tp: TopicPartition, result: Any) -> list[RecordBatch]:
     found: list[RecordBatch] = []
     while buffer.has_next():
         batch = buffer.next_batch()
-        if not _is_whole(batch, getattr(buffer, "raw", None)):
+        raw = getattr(buffer, "raw", None)
+        if not _is_whole(batch, raw):
             raise CorruptRecordException(f"Invalid CRC - {tp}")
         if not batch.is_control_batch:
-            taken = RecordBatch(tp, batch, wanted, getattr(buffer, "raw", None))
+            taken = RecordBatch(tp, batch, wanted, raw)
             if len(taken):
                 found.append(taken)
         wanted = partition.next_fetch_offset = batch.next_offset

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from streams.raw_memory import compiled
 
 HEAD_BYTES = 61
+LENGTH_AT = 8
+"""Where a batch of any magic says how many bytes follow its length, in four bytes."""
 CRC_AT, CRC_FROM = 17, 21
 """Where a batch says its checksum, and from where on it is reckoned."""
 VALUE_START, VALUE_LENGTH, OFFSET, TIMESTAMP_MS, HEADERS_START, END = range(6)

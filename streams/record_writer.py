@@ -1,7 +1,7 @@
 """Records written as a broker's batch by compiled code, which puts numbers into their values.
 
 A row that only counts have changed is its last text with new numbers. By ``%`` and aiokafka's builder that is
-6 us a row of 900 bytes; here 0.6 us, the record's frame included. The layout is Kafka's record batch of
+6 us a row of 900 bytes; here 1 us, the record's frame included. The layout is Kafka's record batch of
 magic 2 (https://kafka.apache.org/documentation/#recordbatch).
 """
 
@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from schemas.topics import MAX_RECORD_BYTES
 from streams.raw_memory import byte_at, compiled, put_byte, put_word, word_at
-from streams.record_scan import CRC_AT, CRC_FROM, HEAD_BYTES
+from streams.record_scan import CRC_AT, CRC_FROM, HEAD_BYTES, LENGTH_AT
 
 NOTHING, NUMBER, AGE = range(3)
 """What follows a piece of text: nothing, the row's number of that column, or its first number less this."""
 _HEAD = struct.Struct(">qiibIhiqqqhii")
 _CRC = struct.Struct(">I")
-_LENGTH_FROM, _MAGIC = 12, 2
+_LENGTH_FROM = LENGTH_AT + 4
+_MAGIC = 2
 _AFTER_TEXT = struct.Struct("<Bq")
 _LENGTH = struct.Struct("<i")
 _AFTER_BYTES = _AFTER_TEXT.size
@@ -153,8 +154,6 @@ def _put_varint(at: int, number: int) -> int:
 @compiled(forceinline=True)
 def _digits(number: int) -> int:
     left, size = np.uint64(abs(number)), 1
-    if left < np.uint64(10):
-        return size + (number < 0)
     while left > np.uint64(9):
         left //= np.uint64(10)
         size += 1

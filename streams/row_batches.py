@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -22,30 +23,20 @@ MOST_UNDER_WAY = 24
 BATCH_BYTES = 256 * 1024
 
 
+@dataclass(slots=True)
 class _Rows:
     """Rows of one partition in order: many that take numbers, or single ones that are complete."""
 
-    __slots__ = ("headers", "keys", "numbers", "rows", "templates")
+    keys: list[bytes] = field(default_factory=list)
+    templates: list[bytes] = field(default_factory=list)
+    headers: list[bytes] = field(default_factory=list)
+    numbers: Any = None
 
-    def __init__(
-        self,
-        keys: list[bytes] | None = None,
-        templates: list[bytes] | None = None,
-        headers: list[bytes] | None = None,
-        numbers: Any = None,
-    ) -> None:
-        self.keys = keys or []
-        self.templates = templates or []
-        self.headers = headers or []
-        self.numbers = numbers
-        self.rows = len(self.keys)
-
-    def add(self, key: bytes, template: bytes, headers: bytes, rows: int = 1) -> None:
+    def add(self, key: bytes, template: bytes, headers: bytes) -> None:
         """One more."""
         self.keys.append(key)
         self.templates.append(template)
         self.headers.append(headers)
-        self.rows += rows
 
 
 class RowBatches:
@@ -77,7 +68,7 @@ class RowBatches:
     def remove(self, topic: Topic, partition: int, key: str, epoch: int, version: int) -> None:
         """Add a tombstone."""
         headers = header_section(tombstone_headers(epoch, version))
-        self._single(topic, partition).add(key.encode(), b"", headers, rows=0)
+        self._single(topic, partition).add(key.encode(), b"", headers)
 
     def drop(self) -> None:
         """Forget what waits: it is not to be sent any more."""
@@ -106,7 +97,7 @@ class RowBatches:
         for (topic, partition), held in opened.items():
             for each in held:
                 self._writer.add(each.keys, each.templates, each.headers, each.numbers)
-                rows[topic] += each.rows
+                rows[topic] += sum(map(bool, each.templates))
             for batch in self._writer.batches(now):
                 self._under_way.append(await self._producer.send_batch(batch, topic, partition=partition))
         await self.settled(MOST_UNDER_WAY)

@@ -202,10 +202,10 @@ def _sketches(bins: Any, row_of: Any, rows: int) -> Any:
             left = seen[index]
             seen[index] = 0
             while left > 0:
-                part_of = min(left, FULL)
+                counted = min(left, FULL)
                 pairs[2 * at] = np.uint16(sorted_bins[place])
-                pairs[2 * at + 1] = part_of
-                left -= part_of
+                pairs[2 * at + 1] = counted
+                left -= counted
                 at += 1
         ends[sketch + 1] = at
     return pairs[: 2 * at], ends

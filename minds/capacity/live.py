@@ -332,8 +332,8 @@ class Live:
         merged, self._merged = self._merged, False
         for place, shape in enumerate(self.shapes):
             slot = now_ms // SLOTS_MS[place]
-            stale = silent and (shape.slot != slot or shape.change != self._changes)
-            stale = stale or (merged and place == 0)
+            moved = silent and (shape.slot != slot or shape.change != self._changes)
+            stale = moved or (merged and place == 0)
             if stale or now_ms - shape.read_at_ms >= REFRESH_MS[place]:
                 # What a busy key keeps for later is two seconds': its percentiles wait for it, nobody else.
                 cells = list(self._cells(place, slot, self.state if silent else self._state))

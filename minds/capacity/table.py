@@ -78,7 +78,7 @@ class CapacityTable:
             skipped += self._keep(partition, offset, each, now_ms, new)
         for each in cells:
             place = (partition, each.interval.source)
-            # Sources have times of their own, or each second one rollup would pay for all.
+            # Sources have times of their own, or every two seconds one rollup would pay for all.
             first_ms = now_ms + int(phase_of(str(place)) * KEPT_FOR_MS)
             if now_ms >= self._merge_at_ms.setdefault(place, first_ms):
                 self._merge_at_ms[place] = now_ms + KEPT_FOR_MS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import subprocess
 import sys
 
@@ -24,11 +25,11 @@ print(said, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="It is glibc's allocator that is told.")
 def test_a_block_that_was_freed_is_taken_again_without_new_pages() -> None:
     said, faults = subprocess.check_output([sys.executable, "-c", KEEPS], text=True).split()
-    assert said == "True"
-    assert int(faults) < 2_000, "20 times 8 MB would be 40,000 pages."
+    is_glibc = platform.libc_ver()[0] == "glibc"  # another allocator is left as it is
+    assert said == str(is_glibc)
+    assert not is_glibc or int(faults) < 2_000, "20 times 8 MB would be 40,000 pages."
 
 
 def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
